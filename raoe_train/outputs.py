@@ -32,6 +32,7 @@ BESIDE = (".json", ".parts", ".failed.jsonl", ".examples.npz")  # suffixes of pa
 SHARD = 4096  # sentences or pairs in a part; a killed process loses at most one part
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)  # of a file system without locks
 POLL = 0.2  # seconds between checks for the work of other processes
+PATIENCE = 600.0  # seconds to wait for another process, which may have ended
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Full-disk messages of libraries that do not raise OSError: safetensors (its own error class) and torch.save
 # (RuntimeError without a reason).
@@ -50,8 +51,8 @@ def check_writable(path: Path, key: str) -> None:
 
 def partial(path: Path) -> Path:
     """Return the temporary path for writing a file or folder. The next run overwrites what a killed job left there."""
-    # a prefix, not a suffix, because the suffix sets the format
-    return path.with_name(f".partial.{path.name}")
+    # a prefix, not a suffix, because the suffix sets the format; of a rank, because two may write a part
+    return path.with_name(f".partial{rank_and_world()[0] or ''}.{path.name}")
 
 
 @contextmanager
@@ -214,9 +215,15 @@ class Output:
             remove(path)
 
     def wait(self) -> dict[str, Any]:
-        """Wait for another process to finish the output, and return the result."""
+        """Wait for rank 0 to finish the output, and return the result. OSError if rank 0 has ended without a result."""
+        deadline = time.monotonic() + PATIENCE
         while not (result := self.finished()):
             time.sleep(POLL)
+            if time.monotonic() > deadline:
+                deadline += PATIENCE
+                with suppress(ValueError), locked(self.path) as is_locked:  # ValueError while rank 0 holds the lock
+                    if is_locked and not self.finished():
+                        raise OSError(f"rank 0 has ended without {self.path}: run the same command again to resume")
         return result
 
     def _exists(self) -> bool:
@@ -266,9 +273,9 @@ def commit() -> str | None:
 
 
 @contextmanager
-def locked(path: str | Path) -> Iterator[None]:
+def locked(path: str | Path) -> Iterator[bool]:
     """Hold a lock file next to an output during the `with` block. The lock is released if the process dies. ValueError
-    if another process holds it. All links to an output share its lock."""
+    if another process holds it. All links to an output share its lock. Yield False if the file system has no locks."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -283,7 +290,7 @@ def locked(path: str | Path) -> Iterator[None]:
             raise
         print(f"warning: the file system has no locks: let no other process write to {path}")
     try:
-        yield
+        yield lock.is_locked
     finally:
         record = read_json(path / MADE_FROM)
         if "settings" in record and not record.get("finished") and not any(map(_is_work, path.iterdir())):
@@ -322,9 +329,10 @@ def replacing_model(output: Output) -> Iterator[Path]:
 
 
 def write_parts(
-    folder: Path, items: Sequence[Any], make: Callable[[Any], np.ndarray], name: str, size: int = 0
+    folder: Path, items: Sequence[Any], make: Callable[[Any], np.ndarray], name: str, size: int = 0, sync: bool = False
 ) -> list[Path]:
     """Make an array part by part: write this process's share of the missing parts, and return the paths of all parts.
+    Rank 0 waits for the other processes and, after PATIENCE seconds, makes the parts that they have not made.
 
     Args:
         folder: where finished parts are kept, from which an interrupted job resumes.
@@ -332,29 +340,41 @@ def write_parts(
         make: function that returns the rows of the array for some of the items.
         name: what a progress bar shows.
         size: number of items in a part, by default SHARD. A part does not depend on the number of processes.
+        sync: whether all processes wait and read the parts, not only rank 0.
     """
     from tqdm import tqdm  # here, because the command line sets variables that tqdm reads at import
 
-    rank, world = rank_and_world()
-    size = size or SHARD
+    (rank, world), size = rank_and_world(), size or SHARD
     # parts of another size have other names
     paths = {start: folder / f"{start:09d}+{size}.npy" for start in range(0, len(items), size)}
     own = [start for number, start in enumerate(paths) if number % world == rank]
     missing = [start for start in own if not paths[start].exists()]
     if done := len(own) - len(missing):
         print(f"{name}: resuming after {done} of {len(own)} parts", flush=True)
-    for start in tqdm(missing, desc=name, unit="part", total=len(own), initial=done, disable=len(own) == 1):
+
+    def write(start: int) -> None:
         with replacing(paths[start]) as temporary:
             np.save(temporary, make(items[start : start + size]))
+
+    for start in tqdm(missing, desc=name, unit="part", total=len(own), initial=done, disable=len(own) < 2):
+        write(start)
+    deadline = time.monotonic() + PATIENCE * (rank + 1)  # rank 0 begins
+    for start in reversed(paths) if rank == 0 or sync else ():  # from the end: slow processes are still at the start
+        while not paths[start].exists() and time.monotonic() < deadline:
+            time.sleep(POLL)
+        if not paths[start].exists():
+            write(start)
     return [*paths.values()]
 
 
-def read_parts(paths: Sequence[Path]) -> list[np.ndarray]:
-    """Wait until all processes have written their parts, and return all parts, mapped into memory."""
-    for path in paths:
-        while not path.exists():
-            time.sleep(POLL)
-    return [np.load(path, mmap_mode="r") for path in paths]
+def read_parts(paths: Sequence[Path]) -> np.ndarray:
+    """Return the array of all parts. np.concatenate would keep the parts in memory, too."""
+    parts, end = [np.load(path, mmap_mode="r") for path in paths], 0
+    whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
+    while parts:
+        part = parts.pop(0)
+        whole[end : (end := end + len(part))] = part
+    return whole
 
 
 def files_in(path: Path) -> list[Path]:

@@ -236,6 +236,7 @@ class Mining:
         sampling_strategy: how to select negatives; top (the most similar passages) or random
         cross_encoder: CrossEncoder, by path or hub name, whose scores replace similarities for
             margins and max_score
+        use_faiss: search with the package faiss, on all GPUs if faiss supports them
     """
 
     k: PositiveInt = 16
@@ -253,6 +254,7 @@ class Mining:
     keep_negatives: bool = False
     sampling_strategy: Literal["top", "random"] = "top"
     cross_encoder: Source | None = None
+    use_faiss: bool = False
 
 
 @dataclass

@@ -104,7 +104,7 @@ def read_lists(path: str, on_error: str) -> list[list[str]]:
 def read_texts(source: str) -> Iterable[str]:
     """Read the lines of a .txt file, or the sentences of a source of pairs."""
     if source.endswith(".txt"):
-        return read_sentences(source)
+        return read_sentences(source)["sentence"][:]
     pairs = rt.read_pairs(source, columns={"score": None, "label": None})
     return [text for name in ("sentence1", "sentence2") for text in pairs.unique(name)]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BATCH = 4096  # number of rows to hold as Python objects at a time
+LARGE = 200_000_000  # bytes of a table in memory; larger tables are files
 BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
 """The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
 Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None to ignore it}
@@ -173,19 +174,27 @@ class Source:
 
 
 def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert rows with the same columns to a table in memory. `types` is {column: name of a
-    pyarrow type}. Without `types`, the first BATCH values of a column determine its type."""
+    """Convert rows with the same columns to a table, from LARGE bytes on in a temporary file of datasets. `types` is
+    {column: name of a pyarrow type}. Without `types`, the first BATCH values of a column determine its type."""
     import pyarrow
     from datasets import Dataset
-    from datasets.fingerprint import generate_random_fingerprint
-    from datasets.table import InMemoryTable
+    from datasets.fingerprint import generate_random_fingerprint, get_temporary_cache_files_directory
+    from datasets.table import InMemoryTable, MemoryMappedTable
 
-    rows, batches, schema = iter(rows), [], pyarrow.schema(types or {})
+    rows, batches, schema, size, path = iter(rows), [], pyarrow.schema(types or {}), 0, ""
     while part := list(itertools.islice(rows, BATCH)):
         columns = {name: [row[name] for row in part] for name in part[0]}
         batches.append(pyarrow.RecordBatch.from_pydict(columns, schema or None))
-        schema = batches[0].schema
-    table = InMemoryTable(pyarrow.Table.from_batches(batches, schema))
+        schema, size = batches[0].schema, size + batches[-1].nbytes
+        if size > LARGE:
+            if not path:
+                path = os.path.join(get_temporary_cache_files_directory(), generate_random_fingerprint())
+                writer = pyarrow.ipc.new_stream(path, schema)
+            writer.write_table(pyarrow.Table.from_batches(batches))
+            batches.clear()
+    if path:
+        writer.close()
+    table = MemoryMappedTable.from_file(path) if path else InMemoryTable(pyarrow.Table.from_batches(batches, schema))
     # by default, datasets copies and hashes the table
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
@@ -218,16 +227,20 @@ def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
 
-def read_sentences(name: str, columns: Mapped | None = None) -> list[str]:
-    """Read the sentences of a source in order. Blank lines of a .txt file are kept, so that row i is line i + 1."""
-    sentences = []
-    for place, sentence in each_sentence(name, columns):
-        if isinstance(sentence, RowProblem):
-            raise ValueError(f"{place}: {sentence}")
-        sentences.append(sentence)
-    if not sentences:
+def read_sentences(name: str, columns: Mapped | None = None) -> "Dataset":
+    """Read the sentences of a source in order, as a column `sentence`. Blank lines of a .txt file are kept, so that row
+    i is line i + 1."""
+
+    def rows() -> Iterator[dict[str, str]]:
+        for place, sentence in each_sentence(name, columns):
+            if isinstance(sentence, RowProblem):
+                raise ValueError(f"{place}: {sentence}")
+            yield {"sentence": sentence}
+
+    table = to_table(rows())
+    if not len(table):
         raise ValueError(f"{name} has no sentences")
-    return sentences
+    return table
 
 
 def each_sentence(name: str, columns: Mapped | None = None) -> Iterator[tuple[str, str | RowProblem]]:

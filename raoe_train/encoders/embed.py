@@ -1,6 +1,7 @@
 """Compute embeddings with a loaded encoder, or with a frozen encoder and a cache. Find nearest neighbours by cosine."""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -69,16 +70,16 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
         return 0
     prompt = model.prompts.get(model.default_prompt_name, "") if prompt is None else prompt
     room = limit - tokenizer.num_special_tokens_to_add(False) - 1
-    counts = Counter(texts)
-    # a text has at most as many tokens as bytes, plus SentencePiece's start marker
-    maybe = [text for text in counts if len(prompt) + len(text) > room or len((prompt + text).encode()) > room]
-    cut = 0
-    for start in range(0, len(maybe), SORTED):
-        chunk = maybe[start : start + SORTED]
-        tokens = tokenizer([prompt + text for text in chunk], truncation=False, verbose=False)["input_ids"]
-        cut += sum(counts[text] for text, row in zip(chunk, tokens, strict=True) if len(row) > limit)
+    texts, cut, total = iter(texts), 0, 0
+    while counts := Counter(itertools.islice(texts, SORTED)):
+        total += counts.total()
+        # a text has at most as many tokens as bytes, plus SentencePiece's start marker
+        maybe = [text for text in counts if len(prompt) + len(text) > room or len((prompt + text).encode()) > room]
+        if maybe:
+            tokens = tokenizer([prompt + text for text in maybe], truncation=False, verbose=False)["input_ids"]
+            cut += sum(counts[text] for text, row in zip(maybe, tokens, strict=True) if len(row) > limit)
     if cut:
-        longer = f"{cut} of {counts.total()} texts are longer than max_seq_length {limit}"
+        longer = f"{cut} of {total} texts are longer than max_seq_length {limit}"
         print(f"{source}: {longer}, and are truncated", flush=True)
     return cut
 
@@ -137,23 +138,27 @@ def embeddings(encoder: Encoder, texts: Sequence[str], role: str) -> np.ndarray:
     shards, in one folder per encoder and list of texts."""
     if (folder := getattr(encoder, "cache", None)) is None:
         return embedder(encoder, role, texts)(texts)
-    return np.concatenate(read_parts(embedding_parts(encoder, texts, role, folder)))
+    return read_parts(embedding_parts(encoder, texts, role, folder, sync=True))
 
 
 def embedding_parts(
-    encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path, kind: str | None = None
+    encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path, kind: str | None = None, sync: bool = False
 ) -> list[Path]:
-    """Encode this process's share of the texts. Return the paths of the shards of all processes, for read_parts."""
+    """Encode this process's share of the texts. Return the paths of the shards of all processes, see write_parts."""
     embed = embedder(encoder, role, texts, kind)
     parts = {"model": recorded(encoder), "texts": digest(list(texts))}
     key = digest(parts | ({"kind": kind} if kind else {}))
-    return write_parts(Path(cache).expanduser() / key[:16], texts, embed, f"{role} {encoder.name}")
+    return write_parts(Path(cache).expanduser() / key[:16], texts, embed, f"{role} {encoder.name}", sync=sync)
 
 
-def unit_rows(embeddings: np.ndarray) -> np.ndarray:
-    """Scale the rows of [n, d] embeddings to norm 1, in their dtype; zero rows stay zero."""
-    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    return np.divide(embeddings, norms, out=np.zeros_like(embeddings), where=norms > 0)
+def unit_rows(embeddings: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Scale the rows of [n, d] embeddings to norm 1, in a new array or in `out`; zero rows stay zero."""
+    unit = np.empty_like(embeddings) if out is None else out
+    for start in range(0, len(unit), SORTED):  # in blocks, because norm copies its argument
+        rows = embeddings[start : start + SORTED]
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        np.divide(rows, np.where(norms > 0, norms, np.inf), out=unit[start : start + SORTED])
+    return unit
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:

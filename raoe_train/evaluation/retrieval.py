@@ -145,8 +145,9 @@ def measure(
 ) -> tuple[dict[str, Any], Outcomes]:
     """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
     each query). `embeddings` has a row for each query, then for each distinct text. Passage i has the text row_of[i].
-    The passages targets[j] are relevant to query j, whose ranking leaves out passage own[j] (or none: NONE)."""
-    queries, texts = np.split(unit_rows(embeddings), [len(targets)])
+    The passages targets[j] are relevant to query j, whose ranking leaves out passage own[j] (or none: NONE). The rows
+    of `embeddings` are scaled in place."""
+    queries, texts = np.split(unit_rows(embeddings, out=embeddings), [len(targets)])
     ranked, _ = nearest(queries, texts, K + 1, row_of if len(row_of) > len(texts) else None)
     own_last = (ranked == own[:, None]).argsort(axis=1, kind="stable")  # NONE is last already
     ranked = np.take_along_axis(ranked, own_last, axis=1)[:, :K]

@@ -15,7 +15,7 @@ from raoe_train.data.files import data_kind
 from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
 from raoe_train.data.sources import BUILTIN, Source, is_file
-from raoe_train.encoders.embed import Embed, encode_sentences, print_cut, prompt_of
+from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of
 from raoe_train.outputs import beside, digest, read_parts, replacing, write_parts
 from raoe_train.processes import rank_and_world
 from raoe_train.settings import Classifier, Polarity
@@ -66,7 +66,7 @@ class Task:
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
     sentences: list[str]  # the n texts to encode; each distinct text is encoded once
-    # [n, d] float32 embeddings -> ({metric: value, or None if it is undefined}, outcomes behind the main metric)
+    # [n, d] float32 embeddings, which it may scale -> ({metric: value, or None}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]]
     n_queries: int = 0  # only in retrieval: the first n_queries sentences are queries, the rest are passages
 
@@ -194,21 +194,26 @@ def encode_tasks(
             encodes its share, and ranks other than 0 yield empty arrays.
     """
 
-    def encode(texts: list[str], **options: Any) -> np.ndarray:
-        embed: Embed = partial(encode_sentences, model, batch_size=batch_size, **options)
+    def encode(*groups: tuple[dict[str, Any], list[str]]) -> np.ndarray:
+        """Encode groups of texts, each with its own options of `encode_sentences`."""
         if folder is None:
-            return embed(texts)
-        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        paths = write_parts(folder / digest([options, *rows])[:16], [*rows], embed, "evaluate")
+            return np.concatenate([encode_sentences(model, texts, batch_size, **options) for options, texts in groups])
+        paths, places, size = list[Path](), list[int](), 0
+        for options, texts in groups:
+            embed = partial(encode_sentences, model, batch_size=batch_size, **options)
+            rows = {text: row for row, text in enumerate(dict.fromkeys(texts), size)}
+            paths += write_parts(folder / digest([options, *rows])[:16], [*rows], embed, "evaluate")
+            places += [rows[text] for text in texts]
+            size += len(rows)
         if rank_and_world()[0] > 0:
-            return np.empty((len(texts), 0))
-        return np.concatenate(read_parts(paths))[[rows[text] for text in texts]]
+            return np.empty((len(places), 0))
+        return read_parts(paths) if size == len(places) else read_parts(paths)[places]  # no copy of a large corpus
 
     texts = [text for task in tasks if not task.n_queries for text in task.sentences]
-    shared, start = encode(texts) if texts else np.empty((0, 0)), 0
+    shared, start = encode(({}, texts)) if texts else np.empty((0, 0)), 0
     for task in tasks:
         if task.n_queries:
-            yield np.concatenate([encode(texts, prompt=prompt) for prompt, texts in task.by_prompt(model)])
+            yield encode(*(({"prompt": prompt}, texts) for prompt, texts in task.by_prompt(model)))
         else:
             yield shared[start : (start := start + len(task.sentences))]
 
@@ -226,10 +231,12 @@ def evaluate_tasks(
     see encode_tasks."""
     parts = encode_tasks(model, [*tasks.values()], batch_size, folder)
     results: dict[str, dict[str, Any]] = {}
-    for (word, task), rows in zip(tasks.items(), parts, strict=True):
+    for word, task in tasks.items():
+        rows = next(parts)[:, :truncate_dim]
         if (truncate_dim or 0) > rows.shape[1]:
             raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {rows.shape[1]} dimensions")
-        metrics, examples = task.score(rows[:, :truncate_dim])
+        metrics, examples = task.score(rows)
+        del rows  # before the embeddings of the next task are read
         results[word] = {"kind": task.kind, "main": task.main, **metrics}
         if outcomes is not None:
             outcomes[word] = examples

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.sources import read_sentences
+from raoe_train.data.sources import Texts, read_sentences
 from raoe_train.encoders.embed import encode_sentences, print_cut, refuse_conditional
 from raoe_train.jobs.settings import EncodeConfig
 from raoe_train.jobs.shared import job, require
-from raoe_train.outputs import Output, read_parts, replacing, write_parts
+from raoe_train.outputs import Output, replacing, write_parts
 from raoe_train.processes import print_on_rank_zero, rank_and_world
 
 
@@ -31,24 +31,23 @@ def encode(config: EncodeConfig, output: Output) -> dict[str, Any]:
     path = require(config.output, "output", "the .npy file to write")
     if not path.endswith(".npy"):
         raise ValueError(f"output must name a .npy file, got {path!r}")
-    sentences = read_sentences(source, config.data.columns)
+    table = read_sentences(source, config.data.columns)
 
     from raoe_train.encoders.load import load_encoder
 
     encoder = load_encoder(config.model)
     refuse_conditional(encoder, config.model.name)
-    print_cut(encoder, sentences, source)
+    print_cut(encoder, Texts({"": table}), source)
     embed = partial(encode_sentences, encoder, batch_size=config.batch_size)
-    paths = write_parts(output.parts, sentences, embed, "encode")
+    paths = write_parts(output.parts, table["sentence"], embed, "encode")
     if rank_and_world()[0] > 0:
         return {}
-    parts = read_parts(paths)
-    count, dimension = sum(map(len, parts)), parts[0].shape[1]
+    count, dimension = len(table), np.load(paths[0]).shape[1]
     output.begin()
     with replacing(output.path) as temporary, temporary.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (count, dimension)}
         np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part.tobytes())
+        for part in paths:
+            file.write(np.load(part).tobytes())
     print(f"{count} sentences x {dimension} dimensions -> {path}")
     return {"sentences": count, "dimension": dimension, "model": config.model.name}

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from raoe_train.settings import Mining
 
 LABELLED = ("k", "threshold", "drop", "count")  # settings for labelled texts; all others except seed are for rows
 FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_margin", "num_negatives",
-            "sampling_strategy", "cross_encoder")  # fmt: skip
+            "sampling_strategy", "cross_encoder", "use_faiss")  # fmt: skip
 
 
 @job(together=True)
@@ -99,8 +100,8 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
     if loss == "mse":
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
-        unit = unit_rows(np.concatenate(read_parts(paths)))
-        table = neighbours(unit, classes, mining, loss)
+        unit = read_parts(paths)
+        table = neighbours(unit_rows(unit, out=unit), classes, mining, loss)
         draw = make_draw(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
             examples, available = triplets(table, draw)
@@ -155,6 +156,7 @@ class _Embedded:
 
     def __init__(self, queries: tuple[list[str], np.ndarray], passages: tuple[list[str], np.ndarray]) -> None:
         self.queries, self.passages = queries, passages
+        self.get_embedding_dimension = lambda: passages[1].shape[1]  # for FAISS
 
     def encode_query(self, texts: list[str], **_: Any) -> np.ndarray:
         return _look_up(*self.queries, texts)
@@ -185,12 +187,14 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     keywords, cross = {key: getattr(mining, key) for key in FOR_ROWS}, mining.cross_encoder
     if cross and all(value is None for value in (mining.max_score, mining.absolute_margin, mining.relative_margin)):
         raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
+    if mining.use_faiss and find_spec("faiss") is None:
+        raise ValueError("mining.use_faiss needs the package faiss: pip install faiss-cpu, or faiss-gpu on a GPU")
     queries, cache = [*dict.fromkeys(query for query, _ in pairs)], model.cache or output.parts
     kinds = {"query": queries, "document": corpus}
     parts = [embedding_parts(model, texts, "reference", cache, kind) for kind, texts in kinds.items()]
     if rank_and_world()[0] > 0:
         return {}
-    units = [unit_rows(np.concatenate(read_parts(paths))) for paths in parts]
+    units = [unit_rows(rows, out=rows) for rows in map(read_parts, parts)]
     random.seed(mining.seed)
     # sentence-transformers masks only positives, so a query that is also a passage counts as its own positive
     passages = {*corpus}

@@ -59,7 +59,7 @@ def guard_of(data: Data, encoder: Any, seed: int) -> Task:
             return of_pairs(concatenate_datasets([part.select_columns([*TEXTS, "score"]) for part in parts]))
         if any(scored):
             raise ValueError("data.guard mixes scored pairs and texts: use only one kind")
-    texts = [text for source, columns in sources.items() for text in read_sentences(source, columns)]
+    texts = [text for source, columns in sources.items() for text in read_sentences(source, columns)["sentence"][:]]
     first = [*dict.fromkeys(texts or random_phrases(encoder.tokenizer, generator))]
     generator.shuffle(first)
     second = [*first[1:], *first[:1]]

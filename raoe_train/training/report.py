@@ -51,7 +51,7 @@ class DevEvaluator(SentenceEvaluator):
         results: list[dict[str, dict[str, Any]]] = []
         tasks = [*self.tasks.values()]
         for task, rows in zip(tasks, encode_tasks(model, tasks, self.batch_size), strict=True):
-            results.append({name: task.score(rows[:, :width])[0] for name, width in self.widths.items()})
+            results.append({name: task.score(rows[:, :width].copy())[0] for name, width in self.widths.items()})
         metrics: dict[str, float] = {}
         for name in self.widths:
             for metric, key in self.metrics.items():

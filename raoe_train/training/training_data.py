@@ -118,7 +118,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
         return np.concatenate(squares).astype(np.float32)
 
     folder = cache / digest(key)[:16]
-    flat = np.concatenate(read_parts(write_parts(folder, lists, cosines, f"teacher {teacher.name}", LISTS_IN_PART)))
+    flat = read_parts(write_parts(folder, lists, cosines, f"teacher {teacher.name}", LISTS_IN_PART, sync=True))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 

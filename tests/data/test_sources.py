@@ -1,12 +1,16 @@
 """Names of sources: a file, a dataset on a hub, a pool of files; and the digest of their content."""
 
 import os
+import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from raoe_train.config import Choice
+from raoe_train.data import sources
 from raoe_train.data.pairs import PairsToScore, pair_table, read_pairs
 from raoe_train.data.sources import is_file, pool, roles_in
 from raoe_train.inputs import recorded
@@ -34,6 +38,23 @@ def test_which_names_are_files(tmp_path, monkeypatch):
     hashed = tmp_path / "a#1.tsv"
     write(hashed, HEADER + "a\tb\t1\t0\tx\n")
     assert len(read_pairs(str(hashed))) == 1
+
+
+def test_large_tables_are_files(tmp_path, monkeypatch):
+    """Mapped into memory; their rows are those of a table in memory, also in another process."""
+    text = "".join(f"a man {n}\t{'ä' * (n % 5)}b {n}\t{n % 6}\n" for n in range(500))
+    path = write(tmp_path / "a.tsv", "sentence1\tsentence2\tscore\n" + text)
+    small = read_pairs(path)
+    monkeypatch.setattr(sources, "BATCH", 64)
+    monkeypatch.setattr(sources, "LARGE", 5_000)
+    large = read_pairs(path)
+    assert not small.cache_files and len(large.cache_files) == 1
+    assert large.features == small.features and large.to_dict() == small.to_dict()
+    assert pickle.loads(pickle.dumps(large))[[7, 499]] == small[[7, 499]]
+    code = "from raoe_train.data import sources; sources.LARGE = sources.BATCH = 9; import sys; " \
+        "print(sources.read_sentences(sys.argv[1], {'sentence': 'sentence1'}).cache_files[0]['filename'])"  # fmt: skip
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert ended.stdout and not os.path.exists(ended.stdout.strip()), ended.stderr
 
 
 def test_hub_dataset(monkeypatch):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 
 from raoe_train import run
 from raoe_train.encoders import embed
+from raoe_train.evaluation import tasks
 from raoe_train.evaluation.retrieval import of_rows
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import encode_tasks, evaluate_tasks, read_tasks
@@ -186,6 +188,27 @@ def test_layouts_give_the_same_task(tmp_path):
     (tmp_path / "trec" / "qrels" / "test.tsv").write_text("a 0 2 1\na 0 2\n")
     with pytest.raises(ValueError, match=r"test\.tsv, line 2: a line must have 4 fields"):
         read(words[3])
+
+
+def test_a_corpus_is_in_memory_once(tmp_path, monkeypatch):
+    """Embeddings are read part by part, scaled in place and compared in blocks."""
+    n, width = 20_000, 256
+    rows = Dataset.from_dict({"anchor": ["q"] * n, "positive": [f"p{i}" for i in range(n)]})
+    task = of_rows(rows, "x")
+
+    def encode(model, texts, batch_size, **options):
+        return np.random.default_rng(len(texts)).normal(size=(len(texts), width)).astype(np.float32)
+
+    monkeypatch.setattr(tasks, "encode_sentences", encode)
+    monkeypatch.setattr(tasks, "prompt_of", lambda model, kind: None)
+    monkeypatch.setattr(embed, "CHUNK", n)
+    tasks.evaluate_tasks(None, {"x": task}, folder=tmp_path)  # writes the parts
+    tracemalloc.start()
+    result = tasks.evaluate_tasks(None, {"x": task}, folder=tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    lists = 5_000_000  # of texts and places
+    assert result["tasks"]["x"]["passages"] == n and peak < 1.3 * n * width * 4 + lists
 
 
 CORPUS = [{"_id": "1", "text": "one"}, {"_id": "2", "text": "two"}]

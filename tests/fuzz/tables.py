@@ -114,6 +114,6 @@ TABLES: dict[str, Table] = {
     "rows of lists": Table(_lists_of_rows, OBJECTS, _counted(row_table)),
     "lists": Table(_lists, OBJECTS, _counted(list_table)),
     "conditional": Table(_conditional, ("csv", "jsonl"), _read_conditional),
-    "sentences": Table(_sentences, DELIMITED, lambda path, _: (read_sentences(path), {})),
+    "sentences": Table(_sentences, DELIMITED, lambda path, _: (read_sentences(path)["sentence"][:], {})),
     "to score": Table(_pairs, DELIMITED, _read_to_score),
 }

@@ -1,7 +1,10 @@
 """Hard negatives of rows: against brute force, in chunks, resumed, with the model's prompts, and invalid settings."""
 
+import importlib.machinery
 import itertools
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -178,6 +181,45 @@ def test_scores_of_a_cross_encoder_replace_cosines(files, monkeypatch):
     for row in rows:
         numbers = sorted((n for n in range(15) if f"p{n}" not in POSITIVES[row["anchor"]]), reverse=True)[:3]
         assert [row["negative"], row["negative_2"], row["negative_3"]] == [f"p{n}" for n in numbers]
+
+
+class Index:
+    """As faiss.IndexFlatIP: the k highest inner products, and -1 where there are fewer vectors."""
+
+    def __init__(self, width):
+        self.width = width
+
+    def add(self, vectors):
+        assert vectors.shape[1] == self.width and vectors.dtype == np.float32
+        self.vectors = vectors
+
+    def search(self, queries, k):
+        scores = queries @ self.vectors.T
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        missing = ((0, 0), (0, k - order.shape[1]))
+        found = np.take_along_axis(scores, order, axis=1)
+        return np.pad(found, missing, constant_values=-np.inf), np.pad(order, missing, constant_values=-1)
+
+
+@pytest.mark.parametrize("mining", [{}, {"relative_margin": 0.1}, {"range_min": 2, "max_score": 0.9}])
+@pytest.mark.parametrize("real", [False, True])
+def test_faiss_finds_the_same_negatives(files, monkeypatch, mining, real):
+    if real:
+        pytest.importorskip("faiss")
+    else:
+        faiss = types.ModuleType("faiss")
+        faiss.IndexFlatIP, faiss.__spec__ = Index, importlib.machinery.ModuleSpec("faiss", None)
+        monkeypatch.setitem(sys.modules, "faiss", faiss)
+    (plain, _), (found, result) = mined(files[0], **mining), mined(files[0], "faiss.jsonl", use_faiss=True, **mining)
+    assert found == plain and result["settings"]["mining"]["use_faiss"]
+
+
+def test_missing_faiss_is_reported_before_texts_are_encoded(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(job, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"mining\.use_faiss needs the package faiss: pip install faiss-cpu"):
+        mined(files[0], use_faiss=True)
+    assert not files[1]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
+from raoe_train import outputs
 from raoe_train.cli import main
 from raoe_train.outputs import Output, different, digest, locked, read_parts, replacing_model, write_parts
 
@@ -112,7 +114,7 @@ def squares(folder, items=range(10), made=None):
             made.append(list(run))
         return np.square(np.asarray(run))
 
-    return np.concatenate(read_parts(write_parts(folder, items, make, "squares", 3))).tolist()
+    return read_parts(write_parts(folder, items, make, "squares", 3)).tolist()
 
 
 def test_parts_are_computed_once(tmp_path, capsys):
@@ -123,19 +125,76 @@ def test_parts_are_computed_once(tmp_path, capsys):
     (tmp_path / ".partial.000000009+3.npy").write_bytes(b"half")  # left by a kill
     assert squares(tmp_path, made=made) == [n * n for n in range(10)] and made[4:] == [[9]]
     assert "squares: resuming after 3 of 4 parts" in capsys.readouterr().out
-    assert np.concatenate(read_parts(write_parts(tmp_path, range(10), np.array, "n", 4))).tolist() == [*range(10)]
+    assert read_parts(write_parts(tmp_path, range(10), np.array, "n", 4)).tolist() == [*range(10)]
 
 
 def test_each_process_makes_its_share_of_the_shards(tmp_path, monkeypatch):
     made: list = []
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(outputs, "PATIENCE", 0.3)
     for rank in (2, 0):
         monkeypatch.setenv("RANK", str(rank))
-        write_parts(tmp_path, range(16), lambda run: made.append([*run]) or np.square([*run]), "squares", 3)
-    assert made == [[6, 7, 8], [15], [0, 1, 2], [9, 10, 11]]
+        paths = write_parts(tmp_path, range(16), lambda run: made.append([*run]) or np.square([*run]), "squares", 3)
+    assert made[:4] == [[6, 7, 8], [15], [0, 1, 2], [9, 10, 11]]
+    assert made[4:] == [[12, 13, 14], [3, 4, 5]]  # those of rank 1, which does not come, made by rank 0 from the end
+    assert read_parts(paths).tolist() == [n * n for n in range(16)]
+    made.clear()
     monkeypatch.setenv("RANK", "1")
-    assert squares(tmp_path, range(16), made) == [n * n for n in range(16)]
-    assert made[4:] == [[3, 4, 5], [12, 13, 14]]
+    write_parts(tmp_path / "2", range(16), lambda run: made.append([*run]) or np.square([*run]), "n", 3, sync=True)
+    assert made == [[3, 4, 5], [12, 13, 14], [15], [9, 10, 11], [6, 7, 8], [0, 1, 2]]
+
+
+def test_processes_do_not_share_a_temporary_file(tmp_path, monkeypatch):
+    """Rank 0 may write a part that a slow process is writing, too."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    names = set()
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        names.add(outputs.partial(tmp_path / "part.npy").name)
+    assert len(names) == 2
+
+
+PEAK = r"""
+import re, sys
+from pathlib import Path
+from raoe_train.outputs import read_parts
+
+peak = lambda: 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
+before = peak()
+whole = read_parts(sorted(Path(sys.argv[1]).iterdir()))
+print(whole.shape, (peak() - before) / whole.nbytes)
+"""
+
+
+def test_parts_are_read_without_a_second_copy(tmp_path):
+    """Neither in memory nor mapped."""
+    write_parts(tmp_path, range(64), lambda run: np.ones((len(run), 500_000), np.float32), "ones", 2)
+    ended = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True)
+    shape, _, peak = ended.stdout.rpartition(" ")
+    assert shape == "(64, 500000)" and float(peak) < 1.2, ended.stderr
+
+
+def test_wait_ends_if_rank_zero_has_ended(tmp_path, monkeypatch):
+    """While it holds the lock, however long it takes, the others wait."""
+    monkeypatch.setattr(outputs, "PATIENCE", 0.3)
+    path = tmp_path / "out.json"
+    held = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    held.stdout.readline()
+    output, ended = Output(path, {"seed": 1}), []
+
+    def wait():
+        with pytest.raises(OSError, match="rank 0 has ended without") as error:
+            output.wait()
+        ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(2)
+    assert waiting.is_alive()
+    held.kill()
+    waiting.join(30)
+    assert ended
+    held.wait()
 
 
 HOLDER = "import sys; from raoe_train.outputs import locked\n" \

@@ -54,14 +54,16 @@ def launchers(by: str, processes: int) -> list[tuple[list[str], dict[str, str]]]
     return [([], {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}) for number in range(processes)]
 
 
-def launch(processes: int, *words: str, by: str = "hand", expect: int = 0) -> subprocess.CompletedProcess[str]:
+def launch(
+    processes: int, *words: str, by: str = "hand", expect: int = 0, seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
     """`words` after `python` in several processes; the outputs of all, one after another."""
     started = [
         Python(*before, *words, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
         for before, environment in launchers(by, processes)
     ]
     try:
-        ended = [one.end(300) for one in started]
+        ended = [one.end(seconds) for one in started]
     finally:
         for one in started:
             one.kill()
@@ -208,8 +210,35 @@ def test_shares_of_processes_merge_to_the_result_of_one(shares, name, processes,
     assert shares(name) == shares(name, processes, by)
 
 
+# fewer rows than processes
+FEW = {
+    "score": ("sentence1\tsentence2\na man walks\ta dog runs\n", {}),
+    "encode": ("text\na man walks\n", {}),
+    "mine": ("text\tlabel\na man walks\tx\na dog runs\ty\na man runs\tx\n", {"mining": {"k": 1, "threshold": -1}}),
+    "mine_rows": ("anchor\tpositive\na man\ta man walks\na dog\ta dog runs\n", {"mining": {"num_negatives": 1}}),
+    "evaluate": ("sentence1\tsentence2\tscore\na man\ta dog\t1\na man\ta man walks\t2\n", {}),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_fewer_rows_than_processes(tmp_path, name):
+    """Processes without a part wait for the result, which is that of one process."""
+    job, results, path = make_jobs(tmp_path / "inputs")[name], [], tmp_path / "job.yaml"
+    rows, out = tmp_path / "few.tsv", tmp_path / "out"
+    rows.write_text(FEW[name][0])
+    for processes in (1, 4):
+        out.mkdir()
+        keys = {**job.keys(out), **FEW[name][1]}
+        keys |= {"tasks": [str(rows)]} if name == "evaluate" else {"data.input": str(rows)}
+        path.write_text(yaml.safe_dump(keys))
+        launch(processes, "-m", "raoe_train", job.name, str(path), seconds=60)
+        results.append(job.result(out))
+        shutil.rmtree(out)
+    assert results[0] == results[1] and results[0]
+
+
 # a process that encodes at most as many parts of 16 texts as its fourth argument says, and is then killed; it leaves a
-# file with their number
+# file with their number; a fifth argument is the only rank that is killed
 ENCODE = """
 import os, sys
 from pathlib import Path
@@ -217,17 +246,18 @@ import raoe_train as rt
 from raoe_train import outputs
 from sentence_transformers import SentenceTransformer
 
-name, recipe, folder, most = sys.argv[1:]
+name, recipe, folder, most, *ranks = sys.argv[1:]
 count, real = 0, SentenceTransformer.encode
 
 def counted(*arguments, **keywords):
     global count
-    if count == int(most):
+    if count == int(most) and os.environ.get("RANK") in (ranks or ["0", "1"]):
         os._exit(9)
     count += 1
     return real(*arguments, **keywords)
 
 outputs.SHARD, SentenceTransformer.encode = 16, counted
+outputs.PATIENCE = 2 if ranks or most == "1" else 600
 rt.run(name, recipe)
 Path(folder, os.environ.get("RANK", "0")).write_text(str(count))
 """
@@ -254,6 +284,38 @@ def test_processes_encode_parts_of_their_own(tmp_path, name):
         shutil.rmtree(out)
     (whole, expected), (rest, result) = results
     assert result == expected and 0 < whole - rest <= 2  # the parts of the killed processes were not made again
+
+
+@pytest.mark.parametrize("name", ["encode", "mine_rows", "evaluate"])
+def test_the_others_go_on_without_a_killed_process(tmp_path, name):
+    """Killed before its first part, where no launcher ends the others: rank 0 makes the parts of rank 1. Without rank
+    0, the others stop with an error, and the next run resumes."""
+    job, results, path = make_jobs(tmp_path / "inputs")[name], [], tmp_path / "job.yaml"
+    for killed in (None, "1", "0"):
+        out, counts = tmp_path / "out", tmp_path / f"counts{killed}"
+        out.mkdir()
+        counts.mkdir()
+        path.write_text(yaml.safe_dump(job.keys(out)))
+        shutil.rmtree(tmp_path / "inputs/cache", ignore_errors=True)  # of the reference
+        code = ("-c", ENCODE, job.name, str(path), str(counts), "0")
+        if killed:
+            message = launch(3, *code, killed, expect=9, seconds=60).stderr
+            assert len(list(counts.iterdir())) == (2 if killed == "1" else 0)
+            assert ("rank 0 has ended without" in message) == (killed == "0")
+        if killed != "1":
+            launch(1, *code, "none", seconds=60)
+        results.append(job.result(out))
+        shutil.rmtree(out)
+    assert results[0] == results[1] == results[2]
+
+
+def test_torchrun_ends_the_others_if_a_process_is_killed(tmp_path):
+    job, path = make_jobs(tmp_path / "inputs")["encode"], tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job.keys(tmp_path)))
+    (tmp_path / "job.py").write_text(ENCODE)
+    code = (str(tmp_path / "job.py"), job.name, str(path), str(tmp_path), "0", "1")
+    launch(3, *code, by="torchrun", expect=1, seconds=60)
+    assert not (tmp_path / "texts.npy").exists()
 
 
 # a job in which rank 1 is killed once, at its second call of a function
