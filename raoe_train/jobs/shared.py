@@ -12,8 +12,8 @@ from typing import Any
 
 from raoe_train.config import checked, hints_of, marked, marked_as, merge, to_dict
 from raoe_train.inputs import recorded
-from raoe_train.outputs import BESIDE, Output, beside, check_writable, explained, locked
-from raoe_train.processes import rank_and_world
+from raoe_train.outputs import BESIDE, Output, beside, check_writable, different, explained, locked
+from raoe_train.processes import on_rank_zero, rank_and_world
 
 
 def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool = False) -> Any:
@@ -88,6 +88,17 @@ def finished_result(output: Output | None) -> dict[str, Any] | None:
         if rank_and_world()[0] > 0:
             raise SystemExit(2) from None
         raise
+
+
+def check_nodes(output: Output) -> None:
+    """Raise ValueError in a process that reads other inputs than rank 0, or does not see the output of rank 0. Needs
+    torch's process group, and the record of the output."""
+    rank, settings = rank_and_world()[0], on_rank_zero(lambda: output.settings)
+    if changed := different(settings, output.settings):
+        advice = "all nodes need the same files and settings"
+        raise ValueError(f"process {rank} differs from process 0 in {', '.join(changed)}: {advice}")
+    if not output.record.exists():
+        raise ValueError(f"process {rank} does not see {output.path}: all nodes need the same file system")
 
 
 def check_paths(config: Any) -> None:

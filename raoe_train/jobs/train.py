@@ -21,7 +21,7 @@ from raoe_train.encoders.load import convert_parameters
 from raoe_train.encoders.scratch import drop_head
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks
 from raoe_train.jobs.settings import TrainConfig
-from raoe_train.jobs.shared import job, require
+from raoe_train.jobs.shared import check_nodes, job, require
 from raoe_train.jobs.train_settings import by_data, check_config
 from raoe_train.outputs import Output, commit, remove, set_modes, versions, write_json, write_text
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
@@ -156,8 +156,10 @@ def prepare(
             output.begin(*FILES)
             write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run")))
 
-    if output is not None and not output.replaces:
-        on_rank_zero(lambda: output.begin(*FILES))
+    if output is not None:
+        if not output.replaces:
+            on_rank_zero(lambda: output.begin(*FILES))
+        check_nodes(output)
     set_seed(config.training.seed)
     datasets, texts = read_training_data(config, cache=folder / TEACHER)
     datasets, dev, folds = with_dev(datasets, config)

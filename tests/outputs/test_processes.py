@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +20,11 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.faults.small_jobs import make_jobs
-from tests.forked import Python, python
+from tests.forked import ROOT, Python, python
 from tests.tiny import saved_encoder
 from tests.training.small_runs import KILLED, SCRATCH, write_pairs
 
+PAGE = ROOT / "docs/scale.md"
 REAL = ("torchrun", "accelerate")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -400,3 +403,60 @@ def test_a_certificate_does_not_depend_on_the_number_of_processes(tmp_path, fold
         row = one["candidates"][name]
         for key in ("dev", "guard"):  # of 24 pairs, in which two that change places count
             assert row[key] == pytest.approx(two["candidates"][name][key], abs=5)
+
+
+ON_NODE = """
+import os, sys
+import raoe_train as rt
+
+os.chdir(sys.argv[1 + int(os.environ["RANK"])])
+rt.train("job.yaml")
+"""
+
+
+@pytest.mark.parametrize(
+    ("differs", "message"),
+    [
+        ("train.tsv", "process 1 differs from process 0 in data.train: all nodes need the same files and settings"),
+        ("out", "process 1 does not see "),
+    ],
+)
+def test_nodes_that_do_not_share_their_files_are_an_error(tmp_path, differs, message):
+    """The folder in which a process starts stands for its node."""
+    nodes = [tmp_path / "first", tmp_path / "second"]
+    for node, rows in zip(nodes, (40, 41 if differs == "train.tsv" else 40), strict=True):
+        node.mkdir()
+        path, _ = recipe(node, "job", 2)
+        values = yaml.safe_load(path.read_text())
+        write_pairs(node / "train.tsv", rows)
+        values |= {"data": {"train": ["train.tsv"], "dev": ["dev.tsv"]}, "output": "out"}
+        path.write_text(yaml.safe_dump(values))
+    if differs == "train.tsv":
+        (nodes[0] / "out").mkdir()
+        (nodes[1] / "out").symlink_to(nodes[0] / "out")
+    ended = launch(2, "-c", ON_NODE, *map(str, nodes), seconds=60, expect=1)
+    assert message in ended.stderr and not (nodes[0] / "out" / "metrics.json").exists()
+
+
+def test_the_slurm_script_of_the_page(tmp_path):
+    """With stand-ins for Slurm's commands: two nodes on this machine."""
+    [script] = re.findall(r"^```sh\n(#!/bin/bash\n#SBATCH.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    path, output = recipe(tmp_path, "out", 2)
+    for old, new in (("RECIPE", str(path)), ("--output DIR", ""), ("29500", port())):
+        assert script.count(old) == 1
+        script = script.replace(old, new)
+    for name, code in (("scontrol", "echo localhost"), ("srun", '"$@" & first=$!; "$@" && wait "$first"')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    places = [str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]
+    slurm = {"SLURM_JOB_NODELIST": "a,b", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_ID": "7"}
+    environment = {
+        **os.environ,
+        **slurm,
+        "PATH": os.pathsep.join(places),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads((output / "metrics.json").read_text())["processes"] == 2
