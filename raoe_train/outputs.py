@@ -338,7 +338,7 @@ def write_parts(
         folder: where finished parts are kept, from which an interrupted job resumes.
         items: what to make the array from, equal in all processes.
         make: function that returns the rows of the array for some of the items.
-        name: what a progress bar shows.
+        name: what the progress bar of rank 0 shows. It counts the parts of all processes.
         size: number of items in a part, by default SHARD. A part does not depend on the number of processes.
         sync: whether all processes wait and read the parts, not only rank 0.
     """
@@ -347,23 +347,34 @@ def write_parts(
     (rank, world), size = rank_and_world(), size or SHARD
     # parts of another size have other names
     paths = {start: folder / f"{start:09d}+{size}.npy" for start in range(0, len(items), size)}
+    names = {path.name for path in paths.values()}
     own = [start for number, start in enumerate(paths) if number % world == rank]
     missing = [start for start in own if not paths[start].exists()]
-    if done := len(own) - len(missing):
-        print(f"{name}: resuming after {done} of {len(own)} parts", flush=True)
+
+    def count() -> int:
+        """Return the number of parts that all processes together have made."""
+        return len(names.intersection(os.listdir(folder))) if folder.exists() else 0
 
     def write(start: int) -> None:
         with replacing(paths[start]) as temporary:
             np.save(temporary, make(items[start : start + size]))
 
-    for start in tqdm(missing, desc=name, unit="part", total=len(own), initial=done, disable=len(own) < 2):
-        write(start)
-    deadline = time.monotonic() + PATIENCE * (rank + 1)  # rank 0 begins
-    for start in reversed(paths) if rank == 0 or sync else ():  # from the end: slow processes are still at the start
-        while not paths[start].exists() and time.monotonic() < deadline:
-            time.sleep(POLL)
-        if not paths[start].exists():
+    done = count()
+    if len(missing) < len(own):
+        print(f"{name}: resuming after {done} of {len(paths)} parts", flush=True)
+    is_silent = rank > 0 or len(paths) == 1
+    with tqdm(desc=name, unit="part", total=len(paths), initial=done, disable=is_silent) as bar:
+        for start in missing:
             write(start)
+            bar.update(count() - bar.n)
+        deadline = time.monotonic() + PATIENCE * (rank + 1)  # rank 0 begins
+        # from the end, because slow processes are still at the start
+        for start in reversed(paths) if rank == 0 or sync else ():
+            while not paths[start].exists() and time.monotonic() < deadline:
+                time.sleep(POLL)
+                bar.update(count() - bar.n)
+            if not paths[start].exists():
+                write(start)
     return [*paths.values()]
 
 

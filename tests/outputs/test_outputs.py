@@ -144,6 +144,16 @@ def test_each_process_makes_its_share_of_the_shards(tmp_path, monkeypatch):
     assert made == [[3, 4, 5], [12, 13, 14], [15], [9, 10, 11], [6, 7, 8], [0, 1, 2]]
 
 
+def test_the_progress_bar_counts_the_parts_of_all_processes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, shown in ((1, None), (0, "6/6")):
+        monkeypatch.setenv("RANK", str(rank))
+        write_parts(tmp_path, range(16), np.square, "squares", 3)
+        printed = capsys.readouterr()
+        assert (f"| {shown} [" in printed.err) if shown else not printed.err
+        assert not printed.out  # the other process is not resumed work
+
+
 def test_processes_do_not_share_a_temporary_file(tmp_path, monkeypatch):
     """Rank 0 may write a part that a slow process is writing, too."""
     monkeypatch.setenv("WORLD_SIZE", "2")
