@@ -177,6 +177,7 @@ class Data(Tasks):
             CLASS}}
         dev: sources of the dev set, for rows also folders in BEIR's layout, whose queries search
             their whole corpus; the checkpoint with the best dev score is saved
+        dev_corpus: more passages (_id, title, text) that the queries of rows in data.dev search
         guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close
             to those before training; by default, random words of the encoder's vocabulary
         dev_share: share of the first training source to hold out as dev set, if data.dev is not
@@ -197,6 +198,7 @@ class Data(Tasks):
     train: list[DataSource] = field(default_factory=list)
     labels: dict[str, Anything] | None = None
     dev: list[DataSource] | None = None
+    dev_corpus: Source | None = None
     guard: list[DataSource] = field(default_factory=list)
     dev_share: Share | Literal["auto"] = 0.0
     score_scale: list[float] = field(default_factory=list)

@@ -28,7 +28,7 @@ from raoe_train.data.sources import (
     roles_in,
 )
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
-from raoe_train.evaluation.retrieval import of_rows, read_retrieval, relevant_pairs
+from raoe_train.evaluation.retrieval import of_rows, read_passages, read_retrieval, relevant_pairs
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Reading, Task
 from raoe_train.inputs import recorded
@@ -134,6 +134,7 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     certified, tasks, folds = config.evaluation.certificate, dict[str, Task](), list[Any]()
+    more = [*read_passages(data.dev_corpus, data.on_error).values()] if data.dev_corpus else []
     for source in data.dev or []:
         name = source if Path(source).name in tasks else Path(source).name
         if is_benchmark_folder(source):
@@ -144,9 +145,13 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
             options |= {"labels": labels_of(source, data)}
             is_rows = may_have_rows and "score" not in roles_in(source, options["columns"])
             rows = row_table(source, keep_all=True, **options)[0] if is_rows else read_scored(source, prompt, **options)
-            task = of_rows(rows, name) if "anchor" in rows.column_names else of_pairs(rows)
+            if more and "anchor" not in rows.column_names:
+                raise ValueError(f"data.dev_corpus has no effect on {name}, which has scored pairs: remove it")
+            task = of_rows(rows, name, more) if "anchor" in rows.column_names else of_pairs(rows)
         datasets = without_dev_pairs(datasets, rows, name, leave_out=certified)
         tasks[name] = task
+    if more and not tasks:
+        raise ValueError("data.dev_corpus has no effect without data.dev")
     if data.dev_share and not tasks:
         folds_fit = FOLDS * ROWS_OF_FOLD <= len(next(iter(datasets.values()))) < FEW
         is_folded = folds_fit and certified and data.dev_share == "auto"

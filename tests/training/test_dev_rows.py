@@ -1,6 +1,7 @@
 """Rows as a dev set: nDCG@10 selects the checkpoint, widths are logged, queries are held out whole."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ import raoe_train as rt
 from raoe_train import run
 from raoe_train.training.training_data import read_training_data, with_dev
 from tests.tiny import SENTENCES, load
-from tests.training.small_runs import settings
+from tests.training.small_runs import settings, write_pairs
 
 
 def write_rows(path, columns=("anchor", "positive", "negative")):
@@ -85,6 +86,26 @@ def test_dev_queries_of_a_folder_search_its_corpus(tmp_path, capsys):
     (folder / "corpus.jsonl").rename(folder / "corpora.jsonl")
     with pytest.raises(ValueError, match="is a folder, not a data file"):
         with_dev(read_training_data(config, tmp_path)[0], config)
+
+
+def test_dev_queries_also_search_dev_corpus(tmp_path, capsys):
+    rows, corpus, pairs = (str(tmp_path / name) for name in ("dev.jsonl", "corpus.jsonl", "pairs.tsv"))
+    write_rows(tmp_path / "dev.jsonl")
+    texts = [*SENTENCES[:2], "one more passage", "another one"]  # two are passages of the rows, too
+    Path(corpus).write_text("".join(json.dumps({"_id": str(n), "text": t}) + "\n" for n, t in enumerate(texts)))
+    write_pairs(tmp_path / "pairs.tsv", 4)
+    options = settings(tmp_path, **{"data.train": [write_rows(tmp_path / "train.jsonl")], "loss": "InfoNCELoss"})
+
+    def dev_of(**changes):
+        config = load("train", None, {**options, "data.dev_corpus": corpus, **changes})
+        return with_dev(read_training_data(config, tmp_path)[0], config)[1]["dev.jsonl"]
+
+    task = dev_of(**{"data.dev": [rows]})
+    assert (task.n_queries, len(task.sentences)) == (11, 11 + 11 + 2)
+    assert "dev.jsonl: 11 dev queries search 13 passages" in capsys.readouterr().out
+    for dev, message in (([pairs], "on pairs.tsv, which has scored pairs"), (None, "without data.dev")):
+        with pytest.raises(ValueError, match=f"data.dev_corpus has no effect {message}"):
+            dev_of(**{"data.dev": dev})
 
 
 def test_a_dev_set_may_have_other_columns_than_the_training_data(tmp_path):
