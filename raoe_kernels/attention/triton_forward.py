@@ -129,7 +129,7 @@ def begin(x, offset):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a b. PRECISION: how float32 is multiplied, "ieee" (in full) or "tf32"."""
+    """Return acc + a b. PRECISION: how float32 is multiplied, "ieee" (full precision) or "tf32"."""
     if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
         a = a.to(acc.dtype)
         b = b.to(acc.dtype)
@@ -212,7 +212,7 @@ def attention_forward(
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode CAUSAL stops at the diagonal. Mode DUAL
-    writes the causal result there and goes on. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
+    writes the causal result there and continues. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
     With DROPOUT, weights whose hash is below `threshold` count only in the softmax's sum; `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles

@@ -62,7 +62,7 @@ def list_mle_loss(
         else:
             order = torch.rand(student.shape, generator=generator, device=student.device)
     elif generator is not None:
-        raise ValueError(f"generator requires ties='random', got {_validate.describe(generator)}")
+        raise ValueError(f"generator requires ties='random', but ties is {ties!r}")
     return list_mle(Problem(student, teacher, mask, order, scale), backend)
 
 

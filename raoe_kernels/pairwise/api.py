@@ -155,7 +155,7 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     has_one_per_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
     if has_one_per_row and similarity.shape[0] != similarity.shape[1]:
         got = f"similarity {_validate.describe(similarity)} and {name} {_validate.describe(value)}"
-        rule = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
+        rule = f"{name} must have shape {tuple(similarity.shape[1:])}, one value per pair"
         raise ValueError(f"{rule}, got {got}; if similarity holds embeddings, pass pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 

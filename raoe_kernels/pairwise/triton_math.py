@@ -196,7 +196,7 @@ def _asin_series(u):
 
 @triton.jit
 def angle(c):
-    """arccos of the clipped c: pi/2 - asin(c) if |c| <= 0.5, else from half the angle, asin(sqrt((1 - |c|) / 2))."""
+    """arccos of the clipped c: pi/2 - asin(c) if |c| <= 0.5, else via half the angle, asin(sqrt((1 - |c|) / 2))."""
     limit = scalar(UNCLIPPED, c.dtype)
     c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)
