@@ -81,7 +81,7 @@ class Columns:
         return found[present]
 
     def unread(self) -> list[str]:
-        """Return the columns of rows so far that were not read."""
+        """Return the columns that no row so far was read from."""
         return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, present: Collection[str], name: str, required: bool) -> str | None:

@@ -73,7 +73,7 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices: anchor, neighbour of its class, of another class; number of triplets before `draw`)."""
+    """Return ([m, 3] indices of an anchor, a neighbour of its class and one of another class; number before `draw`)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -102,7 +102,7 @@ def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, in
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
     """Draw distinct pairs, half within a class and half across classes. Return ([m, 3] indices of two sentences, and 1
-    for the same class, else 0; number of possible pairs). SetFit (Tunstall et al. 2022) also repeats pairs."""
+    for the same class, else 0; number of possible pairs). Unlike this, SetFit (Tunstall et al. 2022) repeats pairs."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same_class = [(place, place) for place in members]
     mixed_class = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]

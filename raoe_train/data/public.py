@@ -1,6 +1,6 @@
 """Find and read the public data sets of public.yaml. SentEval's folders (Conneau and Kiela 2018)
-must be as data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval
-writes them."""
+must have the layout that data/downstream/get_transfer_data.bash of
+https://github.com/facebookresearch/SentEval writes."""
 
 import re
 from collections import Counter

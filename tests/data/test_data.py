@@ -175,7 +175,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
     reasons = ("malformed row", "blank line", "bad score", "empty sentence", "no gold label", "unknown label")
     assert data["sentence1"] == ["a", "h"]
     assert counts == {"read": 8, "kept": 2, "dropped": dict.fromkeys(reasons, 1)}
-    assert "6 of 8 rows left out" in caplog.text
+    assert "6 of 8 rows were left out" in caplog.text
     bad = write(tmp_path / f"bad{suffix}", HEADER + "a\tb\t1\t-\tx\n" * 5)
     with pytest.raises(ValueError, match=r"in 5 rows: 5 x no gold label\n  .*line 2: .*\n.*line 3: .*\n.*line 4: .*$"):
         read_pairs(bad)
