@@ -45,9 +45,9 @@ class Trainer(SentenceTransformerTrainer):
     NaN or infinite loss stops training with an error that shows the rows. Checkpoints include the loss's own parameters
     (a learned scale, a classifier), which stay equal in all processes. Weight decay skips scalar parameters. Several
     processes split one batch, so all rows of a step come from one dataset. Evaluation uses all rows. The log is printed
-    as lines, and trackers also get speed and scale. With fsdp=True, `trainer.model` is a new encoder with all weights after
-    training; the encoder that was passed stays sharded. A subclass that overrides compute_loss gets tokenized columns, and
-    batches are planned in super().compute_loss.
+    as lines, and trackers also get speed and scale. With fsdp=True, `trainer.model` is a new encoder with all weights
+    after training; the encoder that was passed stays sharded. A subclass that overrides compute_loss gets tokenized
+    columns, and batches are planned in super().compute_loss.
 
     Args:
         model: the encoder.
