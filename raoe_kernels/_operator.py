@@ -48,7 +48,7 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
 
 
 def savable(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return tensors that autograd can save for backward, with copies of those that were made in inference mode."""
+    """Return tensors that autograd can save for backward: tensors made in inference mode are copied."""
     return [x if x is None or x.requires_grad or not x.is_inference() else x.clone() for x in tensors]
 
 
