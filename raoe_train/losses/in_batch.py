@@ -136,8 +136,9 @@ def duplicate_ids(texts: Tensor) -> Ids:
     None, the op skips a pass that compares ids. On a GPU, this function waits for the device.
 
     A query leaves out its own text and its positives in all rows. Queries with the same positives share an id. Queries
-    with some common positives cannot: for the pairs (q1, A), (q1, B), (q2, B) and (q2, C), one id would leave out C for
-    q1. They get ids in different places, so that B has an id of q1 in one place and an id of q2 in another.
+    that share only some positives cannot share an id: for the pairs (q1, A), (q1, B), (q2, B) and (q2, C), one id would
+    leave out C for q1. They get ids in different places, so that B has an id of q1 in one place and an id of q2 in
+    another.
     """
     number = torch.unique(texts, return_inverse=True)[1]
     anchors, columns, count = number[:, 0], number[:, 1:].T.flatten(), int(number.max()) + 1

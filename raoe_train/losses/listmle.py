@@ -53,7 +53,7 @@ class ListMLELoss(CachedLoss):
         return {"labels": labels}
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """Return the scalar loss of one column of (N, D) embeddings. ValueError for other columns, or no lengths."""
+        """Return the scalar loss of one column of (N, D) embeddings. ValueError for other columns or labels."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             got = f"{len(embeddings)} columns and {type(labels).__name__} labels"
             raise ValueError(f"ListMLELoss needs one column and the labels of raoe_train.ListCollator; got {got}")
