@@ -71,7 +71,7 @@ class Task:
     n_queries: int = 0  # only in retrieval: the first n_queries sentences are queries, the rest are passages
 
     def by_prompt(self, model: Any) -> list[tuple[str | None, list[str]]]:
-        """Group the sentences by the prompt of a SentenceTransformer. Return [(prompt or None, sentences)]."""
+        """Group the sentences by the prompt that an encoder adds to them. Return [(prompt or None, sentences)]."""
         if not (n := self.n_queries):
             return [(model.prompts.get(model.default_prompt_name), self.sentences)]
         return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
