@@ -37,8 +37,8 @@ def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
     grouped by label if the rows have NLI labels.
 
     The teachers accept all settings of a frozen encoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
-    written. Under torchrun, each process scores its share, and rank 0 writes OUTPUT. A rerun can have another number of
-    processes.
+    written. Under torchrun, each process scores its share, and rank 0 writes OUTPUT. A rerun can use a different number
+    of processes.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
