@@ -27,17 +27,17 @@ def check_training(training: Training, has_dev: bool) -> None:
         raise ValueError("training.patience needs a dev set to measure improvement: set data.dev or data.dev_share")
     if training.eval_strategy not in (None, "no") and not has_dev:
         raise ValueError(
-            f"training.eval_strategy {training.eval_strategy} needs a dev set: set data.dev or data.dev_share, "
+            f"training.eval_strategy {training.eval_strategy!r} needs a dev set: set data.dev or data.dev_share, "
             "or save the last model without evaluation, with --training.eval_strategy no"
         )
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
-            "training.save_strategy no saves no checkpoints, so the dev set cannot select the best one: "
-            "remove save_strategy, or save the last model with --training.eval_strategy no"
+            "training.save_strategy is 'no', so there are no checkpoints from which the dev set can select the best: "
+            "remove this setting, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
-        raise ValueError("training.eval_steps has no effect with eval_strategy epoch: remove one of them")
+        raise ValueError("training.eval_steps has no effect if training.eval_strategy is 'epoch': remove one of them")
 
 
 def trainer_arguments(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
