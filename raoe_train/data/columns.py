@@ -58,7 +58,7 @@ class Columns:
         for name, column in (mapping or {}).items():
             roles = [name] if name in NAMES else [role for role, names in NAMES.items() if name in names]
             if len(roles) != 1 or (roles[0] in self.mapping):
-                problem = f"two names of {roles[0]}" if len(roles) == 1 else f"unknown name {name!r}"
+                problem = f"two names for {roles[0]}" if len(roles) == 1 else f"unknown name {name!r}"
                 hint = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"{problem} in columns{hint}; known names: {', '.join(NAMES)}")
             self.mapping[roles[0]] = None if column is None or str(column).lower() in nulls else str(column)
@@ -81,7 +81,7 @@ class Columns:
         return found[present]
 
     def unread(self) -> list[str]:
-        """Return the columns that no row so far was read from."""
+        """Return the columns of all rows so far that were not used."""
         return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, present: Collection[str], name: str, required: bool) -> str | None:
@@ -147,7 +147,7 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer of at least 0."""
+    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer >= 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     if not isinstance(labels, Mapping):

@@ -41,7 +41,7 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """Remove duplicate texts, and texts with several labels. Return (remaining rows, `counts` with removed rows)."""
+    """Remove duplicate texts, and texts with several labels. Return (remaining rows, `counts` plus removed rows)."""
     texts, labels = data["text"][:], data["label"][:]
     first_row: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first_row.setdefault(text, k)] != labels[k]}

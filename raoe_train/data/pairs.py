@@ -133,7 +133,7 @@ def split_conditional(prompt: str) -> tuple[str, str]:
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
         names = ", ".join(f"{{{name}}}" for name in fields) or "none"
         rule = "the fields {condition} and then {text}, and no others"
-        raise ValueError(f"prompt {prompt!r} must have {rule}; its fields are {names}")
+        raise ValueError(f"prompt {prompt!r} must have {rule}; it has {names}")
     prefix, _, suffix = prompt.partition("{text}")
     return prefix, suffix
 

@@ -210,7 +210,7 @@ def _check(spec: Model, train: bool) -> None:
         raise ValueError("4-bit weights cannot be trained: set model.lora, or set model.load_in_4bit to false")
     if spec.name == SCRATCH and (spec.lora or spec.load_in_4bit or spec.training_head):
         needs = "model.lora, model.load_in_4bit and model.training_head need a pretrained model"
-        raise ValueError(f"{needs}, but model.name is {SCRATCH!r}: set it to a pretrained model, or remove them")
+        raise ValueError(f"{needs}, but model.name is {SCRATCH!r}: name a pretrained model")
     preflight.check_device(spec.device)
 
 
