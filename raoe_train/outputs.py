@@ -41,7 +41,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError with the setting's `key` if a folder cannot be created. Read-only folders are accepted."""
+    """Raise ValueError, which names the setting `key`, if a folder cannot be created. It may exist and be read-only."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
@@ -289,7 +289,7 @@ def locked(path: str | Path) -> Iterator[bool]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"warning: the file system has no locks: let no other process write to {path}")
+        print(f"warning: the file system has no locks: make sure that no other process writes to {path}")
     try:
         yield lock.is_locked
     finally:

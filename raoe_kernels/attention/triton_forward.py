@@ -116,7 +116,8 @@ def zero_ends(
 
 @triton.jit
 def result_strides(heads, row_len):
-    """Return a contiguous result's strides between sequences, heads and tokens, in rows. row_len is 0 if packed."""
+    """Return a contiguous result's strides between sequences, heads and tokens, in units of rows. row_len is 0 for
+    packed batches."""
     heads, row_len = heads.to(tl.int64), row_len.to(tl.int64)
     return heads * row_len, tl.maximum(row_len, 1), tl.where(row_len == 0, heads, 1)
 

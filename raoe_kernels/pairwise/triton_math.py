@@ -106,7 +106,8 @@ def _add_two(a, b, c, d):
 
 @triton.jit
 def _log_running(x):
-    """Inclusive prefix sums in logarithms, by doubling. A scan would run faster, but would take a minute to compile."""
+    """Inclusive prefix sums of numbers stored as logarithms, by doubling. A scan would be faster, but takes a minute
+    to compile."""
     q = tl.arange(0, x.shape[0])
     reach = 1
     while reach < x.shape[0]:

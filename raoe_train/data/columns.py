@@ -52,7 +52,7 @@ class Columns:
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         if not isinstance(mapping or {}, Mapping):
-            raise ValueError(f"columns must be a mapping, {{our name: your name}}, got {mapping!r}")
+            raise ValueError(f"columns must be a mapping, {{raoe's name: your name}}, got {mapping!r}")
         nulls = ("", "none", "null")  # None, as written in recipes and on command lines
         self.mapping: dict[str, str | None] = {}
         for name, column in (mapping or {}).items():
@@ -101,7 +101,7 @@ class Columns:
         roles = [next((each for each in NAMES[role] if each in present), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
             advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
-            advice += "row_table, losses such as InfoNCELoss and tasks retrieval:FILE read queries and passages"
+            advice += "for queries and passages, use row_table, a loss such as InfoNCELoss, or a task retrieval:FILE"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 
@@ -157,7 +157,7 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
             classes = "classes 0, 1, ..., or to null to skip rows with the label"
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
-        raise ValueError(f"labels maps every label to null: map one of {', '.join(map(str, labels))} to a class")
+        raise ValueError(f"all labels in `labels` map to null: map one of {', '.join(map(str, labels))} to a class")
     return {str(word).lower(): label for word, label in labels.items()}
 
 

@@ -179,7 +179,7 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a
+    """Pairs to score, and the input's other columns, which the output keeps. Rows without a
     gold label are kept. ValueError for a value that the format `kind` cannot represent, and for a
     column in `added` that already exists.
 

@@ -32,7 +32,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
     """Return the path of a data file. FileNotFoundError if it does not exist, ValueError if it is not a data file."""
     path = Path(name).expanduser()
     if not path.exists():
-        advice = "for a dataset on a hub write hub:OWNER/NAME#SPLIT"
+        advice = "for a dataset on a hub, write hub:OWNER/NAME#SPLIT"
         raise FileNotFoundError(f"no such file: {str(path)!r} ({advice})")
     if is_benchmark_folder(path):
         advice = f"evaluate on it with --tasks retrieval:{path} or --data.dev {path}; for training, write its judged "

@@ -67,8 +67,8 @@ class Packing(NamedTuple):
 
 
 def add_texts(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add prefixes of the longest text, until the row has one of few sizes: a multiple of TEXTS texts, and of TOKENS
-    tokens. The arguments are those of Packing.row. A CUDA graph is captured once for each size of a row."""
+    """Add prefixes of the longest text until the row has a multiple of TEXTS texts and of TOKENS tokens, so that rows
+    have few sizes. The arguments are those of Packing.row. A CUDA graph is captured once for each size of a row."""
     longest, more = lengths.argmax(), -len(lengths) % TEXTS
     while (tokens := more + -(lengths.sum() + more) % TOKENS) > more * lengths[longest]:
         more += TEXTS

@@ -116,7 +116,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
     files without a kind (FILE, FILE#SPLIT, builtin#test) are sts tasks. `options`: other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
-        raise ValueError(f"tasks must be a list of at least one task, got {tasks!r}")
+        raise ValueError(f"tasks must be a non-empty list of tasks, got {tasks!r}")
     reading, by_word, missing = Reading(data_dir, **options), dict[str, Task](), dict[str, None]()
     for word in dict.fromkeys(tasks):
         kind, name = split_word(word)

@@ -103,7 +103,7 @@ def parse_list(text: str, steps: int) -> list[str] | str:
                 continue
             return f"not a numbered list item: {line if len(line) <= 60 else line[:57] + '...'!r}"
         if int(item[1]) != len(items) + 1:
-            return f"list out of order: item {item[1]} after {len(items)}"
+            return f"list out of order: item {item[1]} follows item {len(items)}"
         items.append(item[2].strip())
     return items if len(items) == steps else f"wrong list length: {len(items)} sentences instead of {steps}"
 

@@ -89,7 +89,7 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
         )
     for name in TEACHERS:
         if Path(name).exists() and name in (names or TEACHERS):
-            raise ValueError(f"{name} is a local folder and also a name on the hub: for the folder write ./{name}")
+            raise ValueError(f"{name} is a local folder and also a name on the hub: for the folder, write ./{name}")
     names = list(names) or list(TEACHERS)
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")

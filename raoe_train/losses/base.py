@@ -183,7 +183,8 @@ class OneSweep(CachedLoss):
             limit = "" if size is None else f" up to the model's {size} dimensions"
             raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {dims}")
         if widths and size not in (None, widths[-1]):
-            warnings.warn(f"matryoshka_dims {widths} lacks {size}: whole embeddings are not trained", stacklevel=2)
+            lacks = f"matryoshka_dims {widths} do not include the model's {size} dimensions"
+            warnings.warn(f"{lacks}, so whole embeddings are not trained", stacklevel=2)
         self.matryoshka_dims = dims
         self.dims = tuple(widths) or None
 

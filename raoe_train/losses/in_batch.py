@@ -32,7 +32,7 @@ class InBatchLoss(CachedLoss):
     Args:
         model, scale, **cached: see CachedLoss. With gather_across_devices, texts of all processes are negatives, and
             duplicates are masked across processes. Each process returns the mean over its own pairs, so the mean over
-            processes and DistributedDataParallel's gradient equal loss and gradient of the whole batch.
+            processes and DistributedDataParallel's gradient equal the loss and gradient of the whole batch.
         mask_duplicates: exclude false negatives: texts that equal the anchor, or a positive of the same anchor in any
             row. (Directions between anchors exclude anchors with the same positives.) The anchor's own positive is
             never excluded. Texts are equal if their tokens are equal (with prompts, after truncation). Columns that are
@@ -186,7 +186,7 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
     if not isinstance(tokens, Tensor) or not texts:
-        raise ValueError("a column is not text-only, so its texts cannot be compared: set mask_duplicates=False")
+        raise ValueError("a column has inputs other than text, which cannot be compared: set mask_duplicates=False")
     if "cu_seq_lens_q" in features or "offsets" in features:  # all texts are in one row: packed, or StaticEmbedding
         starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
         tokens, starts = tokens.reshape(-1), starts.long()

@@ -141,7 +141,7 @@ class CoSENTLoss(OneSweep, PairLoss):
         super().__init__(model, scale, **cached)
         self.similarity_fct = similarity_fct
         if self.dims and similarity_fct is not util.pairwise_cos_sim:
-            raise ValueError("matryoshka_dims work only with cosines: for another similarity_fct use MatryoshkaLoss")
+            raise ValueError("matryoshka_dims work only with cosines: for another similarity_fct, use MatryoshkaLoss")
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         return super().similarity(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)

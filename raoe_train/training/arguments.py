@@ -96,12 +96,12 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, datasets: Any) -> dict[str, Any]:
     """Return the arguments with "bf16" and the learning rate for an encoder. ValueError for weights in float16 with
-    training.bf16 true on a CPU, where torch's layer norm supports no mixture of both."""
+    training.bf16 true on a CPU, where torch's layer norm cannot mix the two dtypes."""
     use_cpu, bf16 = arguments["use_cpu"], arguments["bf16"]
     if use_cpu and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
         if training.bf16 is True:
             advice = "set model.dtype to bfloat16 or float32, or training.bf16 to false"
-            raise ValueError(f"a CPU cannot train with training.bf16 true and weights in float16: {advice}")
+            raise ValueError(f"a CPU cannot train weights in float16 with training.bf16 true: {advice}")
         bf16 = False
     elif encoder.saved_dtypes and not arguments.get("fp16") and training.bf16 is not False:
         # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
@@ -112,7 +112,8 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
         size = sum(weight.numel() for weight in encoder.parameters())
         has_queries = "anchor" in next(iter(datasets.values())).column_names
         rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4
-        print(f"learning rate {rate:g}, for {size / 1e6:.0f}M parameters")
+        reason = "queries and passages" if has_queries else f"{size / 1e6:.0f}M parameters"
+        print(f"learning rate {rate:g}, for {reason}")
     return {**arguments, "bf16": bf16, "learning_rate": rate}
 
 

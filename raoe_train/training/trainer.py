@@ -185,7 +185,7 @@ class Trainer(SentenceTransformerTrainer):
             if packed == "auto":
                 packed = self.args.n_gpu == 1 and is_default(self.args.device)
             elif packed and self.args.n_gpu > 1:  # DataParallel would cut the packed row
-                raise ValueError("packed needs a process for each GPU: start training with torchrun")
+                raise ValueError("packed needs one process per GPU: start training with torchrun")
             loss = ByLength(inner, keep=regularizer, packed=packed)
             loss.compiled = self.args.torch_compile
             graphs = self.args.torch_compile and self.args.torch_compile_mode == "reduce-overhead"

@@ -83,7 +83,7 @@ def test_a_chat_template_is_used_where_there_is_one():
         ("1. a\n2. b\n3. c", ["a", "b", "c"]),
         ("Here are three sentences:\n\n1) a\n\n2) b \n 3: c\n", ["a", "b", "c"]),
         ("1. a\n2. b", "wrong list length: 2 sentences instead of 3"),
-        ("1. a\n3. c", "list out of order: item 3 after 1"),
+        ("1. a\n3. c", "list out of order: item 3 follows item 1"),
         ("1. a\nI hope this helps!", "not a numbered list item: 'I hope this helps!'"),
         ("1. a\nand so on:\n2. b", "not a numbered list item: 'and so on:'"),
         ("", "wrong list length: 0 sentences instead of 3"),

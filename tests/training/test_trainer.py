@@ -202,7 +202,7 @@ def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
         plan = loss.plan(columns, {"score": torch.zeros(2), "label": torch.zeros(2)})
         assert ("cu_seq_lens_q" in plan.runs[0]) == expected
     trainer.packed = True
-    with pytest.raises(ValueError, match="packed needs a process for each GPU: start training with torchrun"):
+    with pytest.raises(ValueError, match="packed needs one process per GPU: start training with torchrun"):
         trainer.wrap_loss(RAOELoss(model))
 
 
