@@ -39,12 +39,12 @@ SCHEMA = {"Tensor | None": "Tensor?", "tuple[int, ...] | None": "int[]?"}
 
 
 def scalar(problem: Any) -> Tensor:
-    """Return the loss of an empty batch: a tensor of shape () with the value 0."""
+    """Return the loss of an empty batch: a scalar tensor with the value 0."""
     return problem[0].new_zeros((), dtype=wide(problem[0].dtype))
 
 
 def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the saved gradients times `upstream`, which is the gradient with respect to a loss of shape ()."""
+    """Return the saved gradients times `upstream`, the gradient with respect to a scalar loss."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 

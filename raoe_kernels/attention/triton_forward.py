@@ -9,7 +9,7 @@ needs only one softmax state, and computes the scores of every tile once.
 
 Most tiles of keys need no mask ("clear" tiles). Tiles need a mask at a sequence's end, on the diagonal, or if the
 sequence has holes: padding between real tokens. Positions are counted from a sequence's first real token. So a sequence
-has the same tiles in the same order, whether it is left-padded, right-padded or packed, anywhere in the batch.
+has the same tiles in the same order wherever it is in a batch, left-padded, right-padded or packed.
 
 The dropout mask is a hash of positions (README, Dropout), so the backward kernels can compute the same mask again.
 """

@@ -46,8 +46,8 @@ def info_nce_loss(
             the normalisation. A row with a norm of at most 1e-8 has similarity 0 to every row, and gradient 0.
         positives: (P, D), with the dtype and device of anchors.
         negatives: (M, D) hard negatives, or None. M need not be a multiple of N.
-        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
-            gets a gradient. On a GPU and under torch.compile, a tensor that is not > 0 makes the loss NaN.
+        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a scalar float tensor,
+            which gets a gradient. On a GPU and under torch.compile, a tensor that is not > 0 makes the loss NaN.
         targets: (N,) integers: for each anchor, the index of the column that is its positive, for example in a gathered
             batch. Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range
             raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would
@@ -92,7 +92,7 @@ def info_nce_loss(
             tensor). On CUDA, "auto" selects "scan" for calls that "triton" does not support.
 
     Returns:
-        () loss, or (K,) losses if dims is set, float64 for float64 rows, otherwise float32. It is 0 if N = 0. Gradients
+        Scalar loss, or (K,) losses with dims, float64 for float64 rows, otherwise float32. It is 0 if N = 0. Gradients
         have the dtype of their inputs. If any row (even an ignored one) or its norm is not finite, the loss and all
         gradients are NaN; with dims, this applies to each width separately. Under torch.autocast, float32 rows are
         first cast to autocast's dtype, as in torch's matrix products; sums and the loss stay float32.

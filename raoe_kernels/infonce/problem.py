@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learned_scale   () float tensor, or None; if it is set, `scale` is 1
+    learned_scale   scalar float tensor, or None; if it is set, `scale` is 1
     targets         (N,) int64: column of each anchor's positive; None: column i for anchor i
     ignored         (N, C) bool or None: True for columns to leave out of an anchor's negatives
     anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: a row and a column with equal ids are not
@@ -209,14 +209,14 @@ def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / |row| of each row, (n,), or 0 for a zero row; and a () "poison": NaN if any row or its norm is not
+    """Return 1 / |row| of each row, (n,), or 0 for a zero row; and a scalar "poison": NaN if any row or its norm is not
     finite, else 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide(rows.dtype))
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor by which the sum of the rows' losses is multiplied: 1 / N, or 1 / (2 N) if symmetric. It is
+    """Return the scalar by which the sum of the rows' losses is multiplied: 1 / N, or 1 / (2 N) if symmetric. It is
     NaN if a row, a target or the scale is invalid. An error would be clearer, but to raise it, the host would have to
     wait for the GPU."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))

@@ -44,7 +44,7 @@ def rank_margin_loss(
         backend: "auto", "reference", "scan", "triton" or "native".
 
     Returns:
-        () loss, or (K,) losses if similarity is (K, B). Losses are float64 for float64 similarity, otherwise float32.
+        Scalar loss, or (K,) losses if similarity is (K, B). Losses are float64 for float64 similarity, else float32.
         A loss is exactly 0 if no two pairs are compared. The gradient has similarity's dtype. A NaN in scores makes all
         losses and gradients NaN. A NaN in a row of similarity makes the loss and the gradient of this row NaN.
 

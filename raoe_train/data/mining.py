@@ -73,7 +73,8 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices of an anchor, a neighbour of its class and one of another class; number before `draw`)."""
+    """Return ([m, 3] indices of an anchor, a neighbour of its class and a neighbour of another class; number of
+    triplets before `draw`)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -84,8 +85,8 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number before `draw`).
-    Without `others`, return only pairs of the same class. Mutual neighbours are returned as one pair."""
+    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number of pairs before
+    `draw`). Without `others`, return only pairs of the same class. Mutual neighbours are returned as one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:

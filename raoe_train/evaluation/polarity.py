@@ -30,7 +30,7 @@ class PolarityEvaluator(SentenceEvaluator):
 
     - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
     - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. As a baseline,
-      use the S of R itself.
+      compute S for R itself.
 
     A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: the means of P
     and S over the sentences, and their (population) standard deviations.

@@ -107,8 +107,8 @@ def summary(metrics: dict[str, Any]) -> str:
 
 
 def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
-    """Plot the scores before and after training as bars, if there are scores, and below, the logged
-    losses and the dev metric x 100 over the steps. Return whether a plot was written: False
+    """Plot the scores before and after training as bars, if there are scores, and below them the
+    logged losses and the dev metric x 100 over the steps. Return whether a plot was written: False
     if no loss was logged, or if matplotlib fails. The suffix of `path` sets the format."""
     if not any("loss" in entry for entry in log):
         return False
