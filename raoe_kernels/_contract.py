@@ -9,11 +9,11 @@ needs      tuple with a bool for each differentiable field of the problem: wheth
 result     tensor with the shape and dtype that the argument `result` of `register` determines
 saved      tuple of the tensors (or None) that backward reads
 upstream   gradient with respect to the result
-dtype      dtype of the gradients; those of 0-dimensional tensors are float32 or float64 (_dtypes.wide)
+dtype      dtype of the gradients, except that gradients of 0-dimensional tensors are float32 or float64 (_dtypes.wide)
 gradients  tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
 
 A backend that computes the gradients in forward has no `backward`. Its `saved` are the gradients for an upstream
-gradient of 1, or None for those not needed. The backward pass multiplies them by the upstream gradient. It calls
+gradient of 1, or None if not needed. The backward pass multiplies them by the upstream gradient. It calls
 the backend's `scaled`, or the op's `scale` (see `register`) if the backend has none, with the arguments of `backward`.
 """
 
@@ -39,12 +39,12 @@ SCHEMA = {"Tensor | None": "Tensor?", "tuple[int, ...] | None": "int[]?"}
 
 
 def scalar(problem: Any) -> Tensor:
-    """Return the loss of an empty batch: a () tensor that holds 0."""
+    """Return the loss of an empty batch: a scalar tensor with the value 0."""
     return problem[0].new_zeros((), dtype=wide(problem[0].dtype))
 
 
 def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Multiply the gradients that forward has saved by `upstream`, the gradient with respect to a () loss."""
+    """Return the saved gradients times `upstream`, the gradient with respect to a scalar loss."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
@@ -65,8 +65,8 @@ def register(
     make       the problem's NamedTuple class; the problem's first field determines device and dtype
     gradients  number of differentiable fields, which are the problem's first fields
     result     function(problem) -> zeros of the result's shape and dtype, which are the result of an empty problem
-    saved      a function like `result` for each tensor that backward reads; by default one for each gradient
-    scale      function that replaces `backward` in backends without one; all tensors of its problem are None. Pass
+    saved      a function like `result` for each tensor that backward reads; by default, one function per gradient
+    scale      function that replaces `backward` in backends that lack it; in its problem, all tensors are None. Pass
                None if every backend has a `backward`. Otherwise, compiled calls compute all gradients in forward.
     is_empty   function that returns True for an empty problem, for which no backend is called
     name       name of the operator; by default the key of the op

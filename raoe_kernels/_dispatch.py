@@ -30,8 +30,8 @@ OF_BUILDS = ("RAOE_KERNELS_BUILD", "RAOE_KERNELS_CACHE", "RAOE_KERNELS_CUDA_ARCH
 
 @cache
 def _environment() -> str:
-    """Return the backend that RAOE_KERNELS_BACKEND requests, or "auto". The result is cached: reading the variable
-    takes as long as the rest of the selection. Unknown variables with a similar name cause a warning."""
+    """Return the backend that RAOE_KERNELS_BACKEND requests, or "auto". The result is cached, because reading the
+    variable takes as long as the rest of the selection. Unknown variables with a similar name cause a warning."""
     ours = [name for name in os.environ if name.startswith(("RAOE_KERNEL", "RAOE_BACKEND"))]
     if unknown := sorted({*ours} - {ENVIRONMENT, *OF_BUILDS}):
         warnings.warn(f"environment variable {unknown[0]} has no effect: did you mean {ENVIRONMENT}?", stacklevel=4)

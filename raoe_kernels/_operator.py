@@ -48,7 +48,7 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
 
 
 def savable(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return tensors that autograd can save for backward, with copies of those that were made in inference mode."""
+    """Return tensors that autograd can save for backward: tensors made in inference mode are copied."""
     return [x if x is None or x.requires_grad or not x.is_inference() else x.clone() for x in tensors]
 
 
@@ -69,7 +69,7 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Return the bits of a plain call's dispatcher keys (outside, inside) inference_mode. modes: if a mode is on."""
+    """Return the dispatcher keys of a plain call as bits, outside and inside inference_mode. modes: if a mode is on."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]

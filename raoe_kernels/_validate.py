@@ -121,12 +121,13 @@ def number(name: str, value: object, *, low: float = -LARGEST, strict: bool = Fa
 def number_or_tensor(
     name: str, value: object, device: torch.device, *, low: float = -LARGEST, strict: bool = False
 ) -> float | Tensor:
-    """Check that a value is a valid `number` or a () float tensor on `device`, which may be learnable. Tensors' values
-    are checked only on a CPU in eager mode: the host would wait for a GPU, and compiled code cannot branch on them."""
+    """Check that a value is a valid `number` or a scalar float tensor on `device`, which may be learnable. The value
+    of a tensor is checked only on a CPU in eager mode, because the host would wait for a GPU, and compiled code cannot
+    branch on the value."""
     if not isinstance(value, Tensor):
         return number(name, value, low=low, strict=strict)
     if not value.is_floating_point() or value.ndim != 0 or value.device != device:
-        raise ValueError(f"{name} must be a number or a () float tensor on {device}, got {describe(value)}")
+        raise ValueError(f"{name} must be a number or a scalar float tensor on {device}, got {describe(value)}")
     if device.type == "cpu" and not torch.compiler.is_compiling():
         number(name, value.item(), low=low, strict=strict)
     return value
@@ -141,7 +142,7 @@ def scale(value: object) -> float:
 
 
 def learnable_scale(value: object, device: torch.device) -> float | Tensor:
-    """Check that a `scale` is a number > 0 (with a warning below 1), or a () float tensor on `device` (no warning)."""
+    """Check that `scale` is a number > 0 (with a warning below 1) or a scalar float tensor on `device` (no warning)."""
     if isinstance(value, Tensor):
         return number_or_tensor("scale", value, device, low=0, strict=True)
     return scale(value)

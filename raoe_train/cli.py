@@ -127,7 +127,7 @@ def add_key(group: Any, name: str, key: cfg.Key, *, hidden: bool = False) -> Non
 
 
 def split(words: Sequence[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Return the words before the first option, and {option: the words after it, each time that it is given}."""
+    """Return the words before the first option, and {option: [the words after it, once per occurrence]}."""
     before, options = list[str](), dict[str, list[list[str]]]()
     values = before
     for word in words:
@@ -161,7 +161,7 @@ def configure(words: Sequence[str]) -> tuple[str, dict[str, list[list[str]]], An
             raise ValueError("data sets are named twice, before the options and with --names: remove one of the two")
         given["names"] = names
     elif len(names) > 1:
-        raise ValueError(f"one recipe is expected before the options, got {', '.join(names)}")
+        raise ValueError(f"only one recipe can precede the options, got {', '.join(names)}")
     else:
         recipes = [*names, *recipes]
     return job, others, cfg.merge(config, [*recipes, given])

@@ -33,7 +33,7 @@ def _number(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Parse a text as YAML. Invalid YAML and mappings without braces ("query: ") stay texts, as do other values."""
+    """Parse a text as YAML. Return invalid YAML, mappings without braces ("query: ") and other values unchanged."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             parsed = read_yaml(value)
@@ -139,7 +139,7 @@ def merge(config: type[T], layers: Iterable[Mapping[str, Any] | str | Path | Non
             is an object, the layers override its values.
         layers: recipes, see read_recipe, and settings, nested (``{"model": {"name": "x"}}``) or dotted
             (``{"model.name": "x"}``). Strings are converted to the types of the fields, as on the command line.
-        prefix: of the keys in error messages.
+        prefix: prefix of the keys in error messages.
 
     Raises:
         ValueError: an unknown key or recipe, or a value of the wrong type.
@@ -231,8 +231,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def convert(key: str, value: Any, hint: Any) -> Any:
-    """Convert the value of a key to a type. A text may be YAML, and a list may be one value. If this is impossible,
-    ValueError names the key."""
+    """Convert the value of a key to a type. A text may be YAML, and a single value may stand for a list. If the value
+    cannot be converted, ValueError names the key."""
     parsed = plain(value)
     candidates = (*([None] if parsed is None else []), value, parsed, [value])
     for candidate in () if isinstance(value, bytes) else candidates:  # pydantic reads bytes as text
@@ -364,8 +364,8 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Words that YAML 1.1 reads as numbers or dates, although users mean names (007, 1_000, 1:30, 2026-11-26, yes,
-    off), stay strings, and 1e-8 is a number, as in YAML 1.2."""
+    """Loader that reads 1e-8 as a number, as YAML 1.2 does, and keeps strings that YAML 1.1 reads as numbers, dates or
+    booleans, although users mean names (007, 1_000, 1:30, 2026-11-26, yes, off)."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]

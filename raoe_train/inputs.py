@@ -24,8 +24,8 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
     """Return the settings of a configuration object, or of one of its sections, that determine a result.
 
     Settings with their default values are left out, so that a setting that a later version adds does not matter to
-    earlier records. Digests replace the paths of files and folders, so that changed content counts and a moved file
-    does not; without `digests`, paths stay. `data_dir` is the folder in which tasks are looked up by name.
+    earlier records. Digests replace the paths of files and folders, so that a record depends on the content of a
+    file, not on its path; without `digests`, paths stay. `data_dir` is the folder in which tasks are looked up by name.
     """
     data_dir = getattr(getattr(section, "data", None), "dir", data_dir)
     defaults, result = type(section)(), dict[str, Any]()
@@ -49,7 +49,7 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
 
 
 def _with_digests(value: Any, hint: Any, data_dir: str | None) -> Any:
-    """Replace each name of an input by what determines its content. Names of tasks stay, because results have them."""
+    """Replace each name of an input by what determines its content. Names of tasks are kept: results contain them."""
     if marked_as(hint, "suite"):
         value = pkgutil.resolve_name(SUITE_TASKS)(value)
     if marked_as(hint, "suite") or marked_as(hint, "task"):
@@ -74,7 +74,7 @@ def _data_digest(source: str) -> Any:
 
 
 def _task_digest(word: str, data_dir: str | None) -> Any:
-    """Return what determines a task's data; None for an unknown task, which reading the tasks will explain."""
+    """Return what determines a task's data; None for an unknown task, which raises an error when it is read."""
     source = pkgutil.resolve_name(TASK_SOURCE)(word, data_dir)
     return source and _data_digest(source)
 

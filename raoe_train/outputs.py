@@ -41,7 +41,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError with the setting's `key` if a folder cannot be created. Read-only folders are accepted."""
+    """Raise ValueError, which names the setting `key`, if a folder cannot be created. It may exist and be read-only."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
@@ -70,7 +70,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def set_modes(folder: str | os.PathLike[str]) -> None:
-    """Give weights in a folder the mode of its other files: safetensors lets only their owner read them."""
+    """Give weight files in a folder the usual permissions, because only their owner may read safetensors' files."""
     mask = os.umask(0o077)  # the only way to read the mask is to set it
     os.umask(mask)
     for path in Path(folder).rglob("*.safetensors"):
@@ -122,7 +122,7 @@ class Output:
         overwrite: whether to replace an output that was made with other settings.
         folder: whether the output is a folder. Only files that its record lists are ever removed.
         own_record: whether the output is a JSON file that is its own record.
-        result: name of a JSON file in the folder that has the result, which the record then lacks.
+        result: name of the JSON file in the folder that stores the result, in place of the record.
 
     Attributes:
         parts: folder for unfinished work.
@@ -155,7 +155,8 @@ class Output:
                 record has other settings and `overwrite` is False.
         """
         if self.path.exists() and self.path.is_dir() != self.folder:
-            raise ValueError(f"output {self.path} is a {'folder' if self.path.is_dir() else 'file'}: choose another")
+            kind = "folder" if self.path.is_dir() else "file"
+            raise ValueError(f"output {self.path} is a {kind}: choose another output")
         record, exists = read_json(self.record), self._exists()
         if "settings" not in record:
             if exists or self.record.exists():
@@ -223,7 +224,7 @@ class Output:
                 deadline += PATIENCE
                 with suppress(ValueError), locked(self.path) as is_locked:  # ValueError while rank 0 holds the lock
                     if is_locked and not self.finished():
-                        raise OSError(f"rank 0 has ended without {self.path}: run the same command again to resume")
+                        raise OSError(f"rank 0 has ended without writing {self.path}: run the same command to resume")
         return result
 
     def _exists(self) -> bool:
@@ -288,7 +289,7 @@ def locked(path: str | Path) -> Iterator[bool]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"warning: the file system has no locks: let no other process write to {path}")
+        print(f"warning: the file system has no locks: make sure that no other process writes to {path}")
     try:
         yield lock.is_locked
     finally:

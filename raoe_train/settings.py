@@ -287,7 +287,7 @@ class Classifier:
         names = CLASSIFIERS[self.name]
         values = {key: value for key, value in vars(self).items() if key != "name" and value is not None}
         if unknown := [key for key in values if key not in names]:
-            raise ValueError(f"classifier.{unknown[0]} is not a setting of {self.name}, which has {', '.join(names)}")
+            raise ValueError(f"classifier.{unknown[0]} is not a setting of {self.name}; settings: {', '.join(names)}")
         return {"name": self.name, **names, **values}
 
 
@@ -448,7 +448,7 @@ class Training:
             parameters, else 2e-4
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
-        bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units; by default, as
+        bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units; by default,
             auto for weights saved in 16 bits, else false
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
         by_length: encode each batch in groups of texts of similar length, which reduces padding

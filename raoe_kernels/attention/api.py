@@ -104,7 +104,7 @@ def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, causal,
     if sum(x is not None for x in (lengths, padding_mask, cu_seqlens)) > 1:
         got = {"lengths": lengths, "padding_mask": padding_mask, "cu_seqlens": cu_seqlens}
         shown = "; ".join(f"{name} {_validate.describe(x)}" for name, x in got.items() if x is not None)
-        raise ValueError(f"lengths, padding_mask and cu_seqlens exclude each other: pass only one of them, got {shown}")
+        raise ValueError(f"lengths, padding_mask and cu_seqlens are mutually exclusive: pass only one, got {shown}")
     if packed:
         padding = Padding(None, None, *_packed(q, cu_seqlens, max_seqlen))
     else:
@@ -178,7 +178,7 @@ def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tens
     if _readable(cu_seqlens):
         if cu_seqlens[0] < 0 or cu_seqlens[-1] > q.shape[0] or (cu_seqlens.diff() < 0).any():
             got = cu_seqlens.tolist()
-            raise ValueError(f"cu_seqlens must not decrease and must be from 0 to {q.shape[0]} tokens, got {got}")
+            raise ValueError(f"cu_seqlens must be non-decreasing and from 0 to {q.shape[0]} (all tokens), got {got}")
         if (cu_seqlens.diff() > max_seqlen).any():
             raise ValueError(f"max_seqlen must be at least the longest sequence's length, got {max_seqlen} for "
                              f"cu_seqlens {cu_seqlens.tolist()}")  # fmt: skip

@@ -39,7 +39,8 @@ class Problem(NamedTuple):
 
 
 def by_case(problem: Problem) -> str:
-    """Return the backend of "auto" on CUDA: scan (torch's attention) where it should be as fast as triton (see README).
+    """Return the backend that "auto" selects on CUDA: scan (torch's attention) if it should be as fast as triton, else
+    triton (see README).
 
     An operator's backward pass has to repeat scan's forward pass. For packed sentences, this costs more time than
     FlashAttention saves. With dropout, `reference` would replace scan (see _select) and hold all weights in memory.

@@ -1,5 +1,5 @@
-"""Padding and options of a call, and functions that convert packed batches to padded ones and back. No function makes
-the host wait for the device."""
+"""Padding and options of a call, and functions that convert packed batches to padded batches and back. No function
+makes the host wait for the device."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d], and set padding to 0: NaN in it disappears, and its gradients are 0."""
+    """Convert q, k and v to [b, heads, L, d], and set padding to 0, so that it cannot spread NaN and has gradient 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()

@@ -46,7 +46,7 @@ def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
 
 
 def _fold(key: Tensor, number: Tensor) -> Tensor:
-    """Mix the low 32 bits of `number` into a 32-bit key (an int64) with lowbias32: one-to-one in key and in number."""
+    """Mix the low 32 bits of `number` into a 32-bit key (an int64) with lowbias32, one-to-one in each argument."""
     x = key ^ (number * 0x9E3779B9 & LOW_BITS)
     x = (x ^ x >> 16) * 0x7FEB352D & LOW_BITS
     x = (x ^ x >> 15) * 0x846CA68B & LOW_BITS

@@ -1,6 +1,6 @@
 """Attention with torch's own functions and torch's dropout. Packed sentences use FlashAttention where it can run. On a
 CPU without dropout, most batches with padding use Sentences, which calls torch's CPU kernels (see sentences.py).
-All other calls use scaled_dot_product_attention. A dual call computes attention twice, because torch has no dual one.
+All other calls use scaled_dot_product_attention. A dual call computes attention twice: torch has no dual attention.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Packed(torch.autograd.Function):
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Return a mask [b, 1, L, L]: True for real keys up to the query, and for each query's own key (no empty rows)."""
+    """Return a mask [b, 1, L, L]: True for real keys up to the query, and for the query's own key (no row is empty)."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

@@ -166,7 +166,7 @@ def _prepare(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list
 
 
 def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
-    """Set padding in tensors [sentences, heads, length, d] to 0 by a bitwise AND, ten times as fast as masked_fill_."""
+    """Set padding in tensors [sentences, heads, length, d] to 0 by a bitwise AND (10 times as fast as masked_fill_)."""
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[0].itemsize]
     bits = padding.to(dtype).sub_(1)[:, None, :, None]
     for x in tensors:

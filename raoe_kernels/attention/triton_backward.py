@@ -97,7 +97,7 @@ def _of_queries(
     full, causal, grad_full, grad_causal, lse_full, lse_causal, base, row, real, kept, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient, logsumexp and delta of a tile of results, then the mixed ones (equal unless DUAL)."""
+    """Return the gradient, logsumexp and delta of a tile of results, then the mixed values (equal unless DUAL)."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     at = base * HEAD_DIM
     grad = rows(begin(grad_full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -210,7 +210,8 @@ def _by_masked_weight(
     scores, later, values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value, query_keys, key_offsets, threshold,
     MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """As _by_weight, on the diagonal. later: whether a key comes after the query; else the mixed values are used."""
+    """Compute _by_weight for a tile on the diagonal. The mixed values are used for keys that are not `later` than the
+    query."""
     if MODE == DUAL:
         p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
         by_value = dot(tl.where(later, p, 0.0).to(grad.dtype), grad, by_value, PRECISION)

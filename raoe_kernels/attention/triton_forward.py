@@ -9,7 +9,7 @@ needs only one softmax state, and computes the scores of every tile once.
 
 Most tiles of keys need no mask ("clear" tiles). Tiles need a mask at a sequence's end, on the diagonal, or if the
 sequence has holes: padding between real tokens. Positions are counted from a sequence's first real token. So a sequence
-has the same tiles in the same order, whether it is left-padded, right-padded or packed, anywhere in the batch.
+has the same tiles in the same order wherever it is in a batch, left-padded, right-padded or packed.
 
 The dropout mask is a hash of positions (README, Dropout), so the backward kernels can compute the same mask again.
 """
@@ -116,7 +116,8 @@ def zero_ends(
 
 @triton.jit
 def result_strides(heads, row_len):
-    """Return a contiguous result's strides between sequences, heads and tokens, in rows. row_len is 0 if packed."""
+    """Return a contiguous result's strides between sequences, heads and tokens, in units of rows. row_len is 0 for
+    packed batches."""
     heads, row_len = heads.to(tl.int64), row_len.to(tl.int64)
     return heads * row_len, tl.maximum(row_len, 1), tl.where(row_len == 0, heads, 1)
 
@@ -129,7 +130,7 @@ def begin(x, offset):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a b. PRECISION: how float32 is multiplied, "ieee" (in full) or "tf32"."""
+    """Return acc + a b. PRECISION: how float32 is multiplied, "ieee" (full precision) or "tf32"."""
     if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
         a = a.to(acc.dtype)
         b = b.to(acc.dtype)
@@ -212,7 +213,7 @@ def attention_forward(
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode CAUSAL stops at the diagonal. Mode DUAL
-    writes the causal result there and goes on. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
+    writes the causal result there and continues. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
     With DROPOUT, weights whose hash is below `threshold` count only in the softmax's sum; `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles

@@ -70,12 +70,12 @@ def _short(head_dim: int, longest: int) -> int:
 
 
 def _in_one_kernel(size: int, head_dim: int, longest: int) -> bool:
-    """Whether attention_backward_short computes the gradients. size: bytes of the dtype."""
+    """Whether attention_backward_short computes the gradients. size: bytes per number."""
     return head_dim <= SHORT_WIDTHS[1] and 0 < _short(head_dim, longest) * head_dim * size <= ONE_KERNEL
 
 
 def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: int) -> tuple[dict[str, Any], int]:
-    """Return the constants and the number of warps of the kernel KERNELS[which]. size: bytes of the dtype."""
+    """Return the constants and the number of warps of the kernel KERNELS[which]. size: bytes per number."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     block, other, warps, stages = TILES["tf32" if precision == "tf32" else size, max(64, block_d)][min(which, 2)]
     if short := _short(head_dim, longest):
@@ -187,7 +187,7 @@ def backward(
     lse_full: Tensor,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients. Of two kernels, that of queries always runs, because that of keys reads its results."""
+    """Compute the gradients. The query kernel always runs, because the key kernel reads its results."""
     dual, width = causal is not None, q.shape[-1]
     call = _Call(q, k, v, padding, options)
     q, k, v = call.inputs

@@ -18,8 +18,8 @@ def pairwise_cosine(
 
     The result equals torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except for rows where the norm of
     a[i] or b[i] is at most eps. There, similarity and gradients are exactly 0 (torch: gradients of about 1 / eps).
-    Norms must be below 1e18 and, if eps is smaller, above 1e-15 (float64: 1e150 and 1e-150). Squares of other rows
-    leave the dtype's range, and backends differ: the result is right ("native"), NaN or 0.
+    Norms must be below 1e18 and, if eps is below 1e-15, above 1e-15 (float64: 1e150 and 1e-150). For other norms, the
+    squares leave the dtype's range, and the result depends on the backend: correct ("native"), NaN or 0.
 
     Args:
         a, b: (B, D) float16, bfloat16, float32 or float64, of the same dtype, shape and device.

@@ -15,7 +15,7 @@ from .reference import Saved
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
-    """Return the same as reference.forward. With several widths, each width adds one segment to running sums."""
+    """Return what reference.forward returns. With several widths, each width adds one segment to running sums."""
     a, b, eps, dims = problem
     if dims is None:
         return reference.forward(problem, needs)

@@ -104,7 +104,7 @@ def cosine_backward(
 
 
 def _launch(a: Tensor, b: Tensor, *grads: Tensor) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
-    """Return (grid, number of columns and strides, constants) for a forward launch or, given grads, a backward one."""
+    """Return (grid, number of columns and strides, constants) for a forward or, given grads, backward launch."""
     n, columns = a.shape
     unit = unit_of(a, b, *grads)
     rows, step = FEW_ROWS if unit == 16 and n <= FEW else MANY_ROWS

@@ -17,7 +17,7 @@ from .._dtypes import wide
 
 
 class Problem(NamedTuple):
-    """Arguments of one call: logits (R, V) of both contexts. Backends get calls with V > 0 only."""
+    """Arguments of one call: logits (R, V) of both contexts. Backends are called only if V > 0."""
 
     current: Tensor
     previous: Tensor

@@ -36,6 +36,6 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of guidance x - (guidance - 1) y for logits x and y: Eq. 4 without terms constant in a row."""
+    """Return the argmax of guidance x - (guidance - 1) y for logits x and y: Eq. 4 without its constant terms."""
     x, y = (logits.to(wide(logits.dtype)) for logits in problem.logits)
     return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -torch.inf, -torch.inf).argmax(-1), ()

@@ -23,8 +23,8 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _test_first(logits: Tensor) -> bool:
-    """Whether to test if any logit is -inf, and to handle -inf element by element only then. The test reads a sum or
-    a minimum, which -inf makes not finite. It saves time on a CPU. On other devices, the host would have to wait."""
+    """Whether to test first if any logit is -inf, so that -inf is handled element by element only if it occurs. The
+    test reads a sum or a minimum, which is not finite if it does. On other devices than a CPU, the host would wait."""
     return logits.device.type == "cpu"
 
 

@@ -46,8 +46,8 @@ def info_nce_loss(
             the normalisation. A row with a norm of at most 1e-8 has similarity 0 to every row, and gradient 0.
         positives: (P, D), with the dtype and device of anchors.
         negatives: (M, D) hard negatives, or None. M need not be a multiple of N.
-        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
-            gets a gradient. On a GPU and under torch.compile, a tensor that is not > 0 makes the loss NaN.
+        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a scalar float tensor,
+            which gets a gradient. On a GPU and under torch.compile, a tensor that is not > 0 makes the loss NaN.
         targets: (N,) integers: for each anchor, the index of the column that is its positive, for example in a gathered
             batch. Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range
             raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would
@@ -55,8 +55,9 @@ def info_nce_loss(
             doc_to_query, a target must be the index of a positive.
         ignore: false negatives to leave out of an anchor's negatives: an (N, P + M) bool mask, True for a column to
             leave out, or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). With ids, every column with
-            the anchor's id is left out (from a document, with the id of the anchor's positive), and columns with id
-            -2**31 are left out for all anchors. An anchor's own positive is never left out. Ids work in all directions.
+            the anchor's id is left out (in directions from documents, with the id of the anchor's positive). Columns
+            with id -2**31 are left out for all anchors. An anchor's own positive is never left out. Ids work in all
+            directions.
             With ids (N, K) and (P + M, K), a column is left out if any of its K ids equals the anchor's id in the same
             place. A mask works only for query_to_doc and, without all_anchors, for doc_to_query. doc_to_query mirrors
             query_to_doc: if `ignore` leaves out column targets[i] for anchor j (because of a mask, equal ids or the
@@ -91,7 +92,7 @@ def info_nce_loss(
             tensor). On CUDA, "auto" selects "scan" for calls that "triton" does not support.
 
     Returns:
-        () loss, or (K,) losses if dims is set, float64 for float64 rows, otherwise float32. It is 0 if N = 0. Gradients
+        Scalar loss, or (K,) losses with dims, float64 for float64 rows, otherwise float32. It is 0 if N = 0. Gradients
         have the dtype of their inputs. If any row (even an ignored one) or its norm is not finite, the loss and all
         gradients are NaN; with dims, this applies to each width separately. Under torch.autocast, float32 rows are
         first cast to autocast's dtype, as in torch's matrix products; sums and the loss stay float32.
@@ -113,8 +114,8 @@ def info_nce_loss(
     strength = _validate.number("hardness_strength", hardness_strength, low=0)
     if hardness_mode in HARDNESS[:2] and columns % max(1, positives.shape[0]):
         raise ValueError(
-            f"the number of negatives must be a multiple of the {positives.shape[0]} positives for hardness_mode "
-            f"{hardness_mode!r}, got {columns - positives.shape[0]} negatives"
+            f"hardness_mode {hardness_mode!r} requires the number of negatives to be a multiple of the number of "
+            f"positives, {positives.shape[0]}; got {columns - positives.shape[0]} negatives"
         )
     mask, anchor_ids, column_ids = check_ignore(ignore, rows if isinstance(ignore, Tensor) else count, columns, anchors)
     check_mask(mask, names, all_anchors)
@@ -136,7 +137,7 @@ def info_nce_loss(
     if dims is None:
         return info_nce(problem, backend)
     widths = _validate.widths("dims", dims, anchors.shape[1])
-    conflicts = [option for option in problem.special() if option != "several ids"]
+    conflicts = [option for option in problem.special() if option != "several ids per row"]
     if conflicts := conflicts + ["a tensor for scale"] * (problem.learned_scale is not None):
         raise ValueError(f"dims cannot be combined with {', '.join(conflicts)}, got {_validate.describe(dims)}")
     return info_nce_widths(problem._replace(dims=widths), backend)

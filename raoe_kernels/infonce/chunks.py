@@ -97,7 +97,7 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Unit rows (n, D). For half precision on a GPU, also `half_rows`, the input rows times powers of two, and
+    """Unit rows (n, D). For half precision on a GPU, also `half_rows`, the input rows scaled by powers of two, and
     `inverse`, 1 / norm of each row of half_rows."""
 
     units: Tensor
@@ -125,7 +125,7 @@ def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
 
 
 def pays(rows: Tensor) -> bool:
-    """Whether Halves save time: a chunk's 7 bfloat16 products take half as long as 3 float32 ones (H200 datasheet)."""
+    """Whether Halves save time: a chunk's 7 bfloat16 products take half as long as 3 in float32 (H200 datasheet)."""
     return rows.is_cuda and rows.dtype.itemsize == 2 and WIDENS
 
 

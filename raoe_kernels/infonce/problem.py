@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learned_scale   () float tensor, or None; if it is set, `scale` is 1
+    learned_scale   scalar float tensor, or None; if it is set, `scale` is 1
     targets         (N,) int64: column of each anchor's positive; None: column i for anchor i
     ignored         (N, C) bool or None: True for columns to leave out of an anchor's negatives
     anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: a row and a column with equal ids are not
@@ -109,7 +109,7 @@ class Problem(NamedTuple):
             "all_anchors": self.all_anchors is not None,
             "hardness_mode": self.hardness,
             "a guide": self.guide_anchors is not None,
-            "several ids": has_several_ids(self),
+            "several ids per row": has_several_ids(self),
         }
         return [name for name, is_used in options.items() if is_used]
 
@@ -157,7 +157,7 @@ info_nce_widths = register(
 
 @cache
 def _compiles_fused() -> bool:
-    """Whether Triton can compile triton_fused: Triton 3.4 and 3.5 refuse its copies of less than 4 bytes."""
+    """Whether Triton can compile triton_fused: Triton 3.4 and 3.5 reject its copies of less than 4 bytes."""
     return tuple(map(int, import_module("triton").__version__.split(".")[:2])) >= (3, 6)
 
 
@@ -190,7 +190,7 @@ def has_several_ids(problem: Any) -> bool:
 def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:
     """Return (n, C) bool: True where row and column have an equal id, or the column's id is NO_CANDIDATE. Ids are (n,)
     and (C,), or (n, K) and (C, K), where id k of a row is compared with id k of a column. With `back`, rows are
-    documents and columns are anchors, and the row's id counts, so that the result is query_to_doc's mirror."""
+    documents, columns are anchors, and NO_CANDIDATE is an id of a row, so that the result mirrors query_to_doc's."""
     if of_rows.ndim == 1:
         return (of_rows[:, None] == of_columns) | ((of_rows[:, None] if back else of_columns) == NO_CANDIDATE)
     pairs = zip(of_rows.unbind(1), of_columns.unbind(1), strict=True)
@@ -209,14 +209,14 @@ def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / |row| of each row, (n,), or 0 for a zero row; and a () "poison": NaN if any row or its norm is not
+    """Return 1 / |row| of each row, (n,), or 0 for a zero row; and a scalar "poison": NaN if any row or its norm is not
     finite, else 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide(rows.dtype))
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor by which the sum of the rows' losses is multiplied: 1 / N, or 1 / (2 N) if symmetric. It is
+    """Return the scalar by which the sum of the rows' losses is multiplied: 1 / N, or 1 / (2 N) if symmetric. It is
     NaN if a row, a target or the scale is invalid. An error would be clearer, but to raise it, the host would have to
     wait for the GPU."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
@@ -294,8 +294,8 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return (n, k): for each target, the columns (< `count`) with documents of the same query. These are the target
-    and, if the number of negatives is a multiple of P = len(positives), every P-th column after the target."""
+    """Return (n, k) indices: for each target, the columns below `count` that hold documents of the same query. These
+    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after it."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]

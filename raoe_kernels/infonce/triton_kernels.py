@@ -37,7 +37,7 @@ MaskOf = Callable[[slice], Tensor]
 
 def _guide_mask(problem: Problem) -> tuple[MaskOf, Tensor]:
     """Return a function that maps a slice of the anchors to (n, C) bool, True for the columns that the guide or the
-    caller excludes; and a () "poison" that is NaN if a row of the guide is not finite, else 0."""
+    caller excludes; and a scalar "poison" that is NaN if a row of the guide is not finite, else 0."""
     assert problem.guide_anchors is not None
     rows, _, poison = unit_rows(problem.guide_anchors)
     columns, _, poison_columns = unit_rows(problem.guide_positives, problem.guide_negatives)

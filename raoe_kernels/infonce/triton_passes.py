@@ -252,8 +252,8 @@ def info_nce_gradients(
 ):  # fmt: skip
     """Compute the gradient of an input row from g, its row of the product with the weights. First add the term of the
     own pair to g: the partner is an anchor's target or, without targets, a column's anchor. Then backpropagate
-    through u = row / norm, which gives g - <g, u> u, and undo the powers of two. The first anchor_grads programs
-    process anchors, the later programs columns from first_column on."""
+    through u = row / norm, which gives g - <g, u> u, and undo the scaling of the rows by powers of two. The first
+    anchor_grads programs process anchors, the later programs columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * IN_UNIT, units * UNIT

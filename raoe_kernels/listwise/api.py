@@ -41,7 +41,7 @@ def list_mle_loss(
         backend: "auto", "reference" or "scan" (plain torch).
 
     Returns:
-        () loss, float64 for float64 scores, otherwise float32. The gradient has student's dtype. If student or teacher
+        Scalar loss, float64 for float64 scores, else float32. The gradient has student's dtype. If student or teacher
         is NaN for any item, the loss and the gradients of all items are NaN. The loss has an absolute error of about
         the dtype's eps for each item, so a much smaller loss is 0.
 
@@ -62,7 +62,7 @@ def list_mle_loss(
         else:
             order = torch.rand(student.shape, generator=generator, device=student.device)
     elif generator is not None:
-        raise ValueError(f"generator requires ties='random', got {_validate.describe(generator)}")
+        raise ValueError(f"generator requires ties='random', but ties is {ties!r}")
     return list_mle(Problem(student, teacher, mask, order, scale), backend)
 
 

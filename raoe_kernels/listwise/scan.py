@@ -58,7 +58,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Return the indices that sort each row of teacher in descending order; ties by `order`, then by position."""
+    """Return the indices that sort each row of teacher in descending order, and ties by `order`, then by position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)
@@ -66,7 +66,7 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Refine all rows at once. In row j of phi, the columns k >= j are list j. The j columns before are set to +inf,
+    """Refine all rows at once. In row j of phi, the columns k >= j are list j. The first j columns are set to +inf,
     which sorting moves to the front. So the value of rank k - j is in column k after sorting, as in phi."""
     phi, mask, omega = problem
     n = phi.shape[-1]

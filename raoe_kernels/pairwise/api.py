@@ -44,7 +44,7 @@ def rank_margin_loss(
         backend: "auto", "reference", "scan", "triton" or "native".
 
     Returns:
-        () loss, or (K,) losses if similarity is (K, B). Losses are float64 for float64 similarity, otherwise float32.
+        Scalar loss, or (K,) losses if similarity is (K, B). Losses are float64 for float64 similarity, else float32.
         A loss is exactly 0 if no two pairs are compared. The gradient has similarity's dtype. A NaN in scores makes all
         losses and gradients NaN. A NaN in a row of similarity makes the loss and the gradient of this row NaN.
 
@@ -155,7 +155,7 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     has_one_per_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
     if has_one_per_row and similarity.shape[0] != similarity.shape[1]:
         got = f"similarity {_validate.describe(similarity)} and {name} {_validate.describe(value)}"
-        rule = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
+        rule = f"{name} must have shape {tuple(similarity.shape[1:])}, one value per pair"
         raise ValueError(f"{rule}, got {got}; if similarity holds embeddings, pass pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 

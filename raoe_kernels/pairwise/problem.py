@@ -52,12 +52,12 @@ class Problem(NamedTuple):
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Shape of the losses without K: () or, with `parts`, (2,). The gradients' shape also starts with it."""
+        """First dimensions of the losses and of their gradients: () or, with `parts`, (2,)."""
         return (2,) if self.parts else ()
 
     @property
     def threshold(self) -> int:
-        """floor(2 margin) + 1: pairs are compared if 2 r_j - 2 r_i >= threshold. 2 r is an integer below 2^62."""
+        """Return floor(2 margin) + 1. Pairs are compared if 2 r_j - 2 r_i >= this number. 2 r is an integer < 2^62."""
         return math.floor(min(2 * self.margin, 2.0**62)) + 1
 
     def max_pairs(self) -> int:

@@ -1,7 +1,7 @@
 """Pairwise losses with one sort and logcumsumexp in plain torch, without a B x B matrix, on any device.
 
 Let x_i + y_j be the exponent of (i, j). The partners of j are all i for which (i, j) is in the sum. In the order of the
-scores, j's partners are the pairs up to some position (with labels, some of these; see this folder's README). So:
+scores, j's partners are the pairs up to some position (with labels, only some of them; see this folder's README). So:
 
     P_j = logsumexp of x over j's partners      log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
@@ -69,7 +69,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Return twice the rank at each sorted position: non-decreasing, and integers under every tie rule."""
+    """Return twice the rank at each sorted position: non-decreasing integers, whatever the tie rule is."""
     if ties == "average":
         return first + last
     if ties == "min":

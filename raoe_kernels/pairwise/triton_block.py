@@ -124,7 +124,7 @@ def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Return, for each place of a new order, the current position of its element. Zeros come first in each group."""
+    """Return, for each place of a new order, the current position of its element. In each group, zeros come first."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero
@@ -148,8 +148,8 @@ def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
     """Return two sums for each pair: of exp(x) = `up` over pairs of earlier runs with larger labels, and of
     exp(-x) over pairs of later runs with smaller labels.
 
-    `first` (below 2^15) identifies a pair's run. The results are both sums, first << 16 | position, and up. They are in
-    another order than the arguments; elements that are not in_batch come last.
+    `first` (below 2^15) identifies a pair's run. The results are both sums, first << 16 | position, and up, in
+    a new order: `position` is an element's index in the arguments. Elements that are not in_batch come last.
     """
     q = tl.arange(0, BLOCK)
     empty = empty_sum(up.dtype, linear)

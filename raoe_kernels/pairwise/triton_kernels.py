@@ -122,7 +122,7 @@ def one_block(
 
 
 def _dense_ranks(scores: Tensor) -> Tensor:
-    """Return float32 numbers in the order of the scores: equal for equal scores, and NaN for NaN."""
+    """Return float32 numbers that sort like the scores: equal for equal scores, and NaN for NaN."""
     values, order = scores.sort()
     ranks = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
     ranks = ranks.to(torch.float32).masked_fill(values.isnan(), torch.nan)

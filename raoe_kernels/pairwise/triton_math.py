@@ -106,7 +106,8 @@ def _add_two(a, b, c, d):
 
 @triton.jit
 def _log_running(x):
-    """Inclusive prefix sums in logarithms, by doubling. A scan would run faster, but would take a minute to compile."""
+    """Inclusive prefix sums of numbers stored as logarithms, by doubling. A scan would be faster, but takes a minute
+    to compile."""
     q = tl.arange(0, x.shape[0])
     reach = 1
     while reach < x.shape[0]:
@@ -196,7 +197,7 @@ def _asin_series(u):
 
 @triton.jit
 def angle(c):
-    """arccos of the clipped c: pi/2 - asin(c) if |c| <= 0.5, else from half the angle, asin(sqrt((1 - |c|) / 2))."""
+    """arccos of the clipped c: pi/2 - asin(c) if |c| <= 0.5, else via half the angle, asin(sqrt((1 - |c|) / 2))."""
     limit = scalar(UNCLIPPED, c.dtype)
     c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)

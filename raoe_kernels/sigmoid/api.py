@@ -33,9 +33,9 @@ def sigmoid_loss(
 
     Args:
         anchors, positives, negatives: (N, D), (P, D), (M, D) or None, as in info_nce_loss.
-        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a () float tensor, which
-            gets a gradient. The value of a tensor is checked only on a CPU.
-        bias: number that is added to the scaled similarities, or a () float tensor, which gets a gradient.
+        scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a scalar float tensor,
+            which gets a gradient. The value of a tensor is checked only on a CPU.
+        bias: number that is added to the scaled similarities, or a scalar float tensor, which gets a gradient.
         targets: (N,) integers: for each anchor, the index of the column that is its positive, or -1 if it has none.
             Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range raises
             ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would wait for
@@ -47,7 +47,7 @@ def sigmoid_loss(
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton".
 
     Returns:
-        () loss, float64 for float64 rows, otherwise float32. It is 0 if there are no anchors or no columns. Gradients,
+        Scalar loss, float64 for float64 rows, else float32. It is 0 if there are no anchors or no columns. Gradients,
         NaN inputs, autocast and errors are handled as in info_nce_loss.
     """
     rows, columns = check_rows(anchors, positives, negatives, targets)
@@ -63,7 +63,7 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """Return a () tensor: float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
+    """Return a scalar tensor: float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
     dtype = wide(anchors.dtype)
     if value.__class__ is float:  # not symbolic: torch.compile would compile new_full anew for every value
         return anchors.new_full((), value, dtype=dtype)

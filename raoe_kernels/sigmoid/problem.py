@@ -17,7 +17,7 @@ class Problem(NamedTuple):
     """Arguments of one call. C = P + M columns: the positives, then the negatives.
 
     anchors     (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
-    scale, bias  () tensors: float64 for float64 rows, otherwise float32
+    scale, bias  scalar tensors: float64 for float64 rows, otherwise float32
     targets     (N,) int64: column of each anchor's positive, or -1 if it has none; None: column i for anchor i
     ignored     (N, C) bool or None: True for columns to leave out of an anchor's negatives
     anchor_ids  (N,) and column_ids (C,), or None: columns with an anchor's id are left out of its negatives
@@ -68,7 +68,7 @@ def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the () factor by which the sum of the rows' losses is multiplied: 1 / N, or NaN if a row or a target is
+    """Return the scalar by which the sum of the rows' losses is multiplied: 1 / N, or NaN if a row or a target is
     invalid. An error would be clearer, but to raise it, the host would have to wait for the GPU."""
     factor = poison + 1 / len(problem.anchors)
     if problem.targets is None:

@@ -31,7 +31,7 @@ WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
 def _stretch(problem: Problem) -> float:
-    """Return the factor that makes float16 weights use float16's range. They include 1 / norms and are at most 4."""
+    """Return the factor that makes float16 weights use float16's range. Weights include 1 / norms and are at most 4."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
 
@@ -41,7 +41,7 @@ def _pass(
     """Return the callback for `sweep`. It turns a chunk's logits into losses and, with own_weights, into weights."""
     gradient, mask = own_weights is not None, problem.ignored
     if has_several_ids(problem):
-        raise RuntimeError("backend 'triton' cannot run sigmoid_loss with several ids; use backend='scan'")
+        raise RuntimeError("backend 'triton' cannot run sigmoid_loss with several ids per row; use backend='scan'")
     tensors = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
     targets, *ids = integers_or(stats, problem.targets, *tensors)
     constants = WEIGHTS | {

@@ -52,13 +52,13 @@ class Columns:
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         if not isinstance(mapping or {}, Mapping):
-            raise ValueError(f"columns must be a mapping, {{our name: your name}}, got {mapping!r}")
+            raise ValueError(f"columns must be a mapping, {{raoe's name: your name}}, got {mapping!r}")
         nulls = ("", "none", "null")  # None, as written in recipes and on command lines
         self.mapping: dict[str, str | None] = {}
         for name, column in (mapping or {}).items():
             roles = [name] if name in NAMES else [role for role, names in NAMES.items() if name in names]
             if len(roles) != 1 or (roles[0] in self.mapping):
-                problem = f"two names of {roles[0]}" if len(roles) == 1 else f"unknown name {name!r}"
+                problem = f"two names for {roles[0]}" if len(roles) == 1 else f"unknown name {name!r}"
                 hint = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"{problem} in columns{hint}; known names: {', '.join(NAMES)}")
             self.mapping[roles[0]] = None if column is None or str(column).lower() in nulls else str(column)
@@ -81,7 +81,7 @@ class Columns:
         return found[present]
 
     def unread(self) -> list[str]:
-        """Return the columns of rows so far that were not read."""
+        """Return the columns of all rows so far that were not used."""
         return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, present: Collection[str], name: str, required: bool) -> str | None:
@@ -101,7 +101,7 @@ class Columns:
         roles = [next((each for each in NAMES[role] if each in present), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
             advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
-            advice += "row_table, losses such as InfoNCELoss and tasks retrieval:FILE read queries and passages"
+            advice += "for queries and passages, use row_table, a loss such as InfoNCELoss, or a task retrieval:FILE"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 
@@ -147,7 +147,7 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer of at least 0."""
+    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer >= 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     if not isinstance(labels, Mapping):
@@ -157,7 +157,7 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
             classes = "classes 0, 1, ..., or to null to skip rows with the label"
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
-        raise ValueError(f"labels maps every label to null: map one of {', '.join(map(str, labels))} to a class")
+        raise ValueError(f"all labels in `labels` map to null: map one of {', '.join(map(str, labels))} to a class")
     return {str(word).lower(): label for word, label in labels.items()}
 
 

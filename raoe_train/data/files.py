@@ -45,8 +45,8 @@ def known_kind(path: Path) -> str:
 
 
 def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
-    """Yield (number from 1, line or, if it cannot be decoded, None) of a text file, plain or .gz.
-    `ends` keeps line ends. Only a line feed ends a line, because texts may contain U+2028 etc."""
+    """Yield (number from 1, line) for each line of a text file, plain or .gz; the line is None if it cannot
+    be decoded. `ends` keeps line ends. Only a line feed ends a line, because texts may contain U+2028 etc."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -110,7 +110,7 @@ def _table_rows(where: str, records: Cells) -> Rows:
             if sum(name.count("\t") for name in names) >= len(names):
                 advice = "rename it to .tsv, with a first line that names the columns (the job "
                 advice += "prepare reads STS-B's files, which lack this line)"
-                raise ValueError(f"{place}: a .csv file with tabs instead of commas: {advice}")
+                raise ValueError(f"{place}: this .csv file has tabs instead of commas: {advice}")
             if len(names) == 1 and ";" in names[0]:
                 hint = ": separate them with commas, not with ;"
         elif len(cells) != len(names):
@@ -120,7 +120,7 @@ def _table_rows(where: str, records: Cells) -> Rows:
 
 
 def json_rows(path: Path, where: str) -> Rows:
-    """Yield the rows of a file of any suffix with one JSON object on each line."""
+    """Yield the rows of a file (with any suffix) that has one JSON object per line."""
     return ((f"{where} {number}", _json(line)) for number, line in text_lines(path))
 
 
@@ -188,8 +188,8 @@ def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mappi
 
 
 def read_rows(path: Path, where: str = "") -> Rows:
-    """Yield the rows of a data file. `where` is for messages, by default the path. ValueError if the
-    whole file is invalid (damaged .gz, no header)."""
+    """Yield the rows of a data file. Error messages name the place `where`, by default the path.
+    ValueError if the whole file is invalid (damaged .gz, no header)."""
     if (kind := known_kind(path)) == "parquet":
         return _parquet_rows(path, f"{path}, row")
     where = where or f"{path}, line"
@@ -199,8 +199,8 @@ def read_rows(path: Path, where: str = "") -> Rows:
 
 
 def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows atomically in the format of the suffix. ValueError for a value that it cannot
-    hold."""
+    """Write rows atomically in the format of the suffix. ValueError for a value that the
+    format cannot store."""
     path = Path(path)
     kind = known_kind(path)
     with replacing(path) as temporary:

@@ -41,7 +41,7 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """Remove duplicate texts, and texts with several labels. Return (remaining rows, `counts` with removed rows)."""
+    """Remove duplicate texts, and texts with several labels. Return (remaining rows, `counts` plus removed rows)."""
     texts, labels = data["text"][:], data["label"][:]
     first_row: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first_row.setdefault(text, k)] != labels[k]}
@@ -73,7 +73,8 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices: anchor, neighbour of its class, of another class; number of triplets before `draw`)."""
+    """Return ([m, 3] indices of an anchor, a neighbour of its class and a neighbour of another class; number of
+    triplets before `draw`)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -84,8 +85,8 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number before `draw`).
-    Without `others`, return only pairs of the same class. Mutual neighbours are returned as one pair."""
+    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number of pairs before
+    `draw`). Without `others`, return only pairs of the same class. Mutual neighbours are returned as one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:
@@ -102,7 +103,7 @@ def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, in
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
     """Draw distinct pairs, half within a class and half across classes. Return ([m, 3] indices of two sentences, and 1
-    for the same class, else 0; number of possible pairs). SetFit (Tunstall et al. 2022) also repeats pairs."""
+    for the same class, else 0; number of possible pairs). Unlike this, SetFit (Tunstall et al. 2022) repeats pairs."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same_class = [(place, place) for place in members]
     mixed_class = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]

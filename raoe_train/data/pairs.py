@@ -82,7 +82,7 @@ def pair_table(
     exist; None keeps all. `any_labels` ignores labels of scored pairs. `options`: columns and
     on_error of read_pairs."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
-        raise ValueError(f"require must be a list of {', '.join(OPTIONAL)}; got {unknown}")
+        raise ValueError(f"require must contain only {', '.join(map(repr, OPTIONAL))}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
     label_map = resolve_labels(labels)
@@ -132,7 +132,7 @@ def split_conditional(prompt: str) -> tuple[str, str]:
     fields = re.findall(r"{(.*?)}", prompt)
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
         names = ", ".join(f"{{{name}}}" for name in fields) or "none"
-        rule = "{condition} and then {text}, and no other field"
+        rule = "the fields {condition} and then {text}, and no others"
         raise ValueError(f"prompt {prompt!r} must have {rule}; it has {names}")
     prefix, _, suffix = prompt.partition("{text}")
     return prefix, suffix
@@ -179,7 +179,7 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs to score, and the input's other columns, to be copied to the output. Rows without a
+    """Pairs to score, and the input's other columns, which the output keeps. Rows without a
     gold label are kept. ValueError for a value that the format `kind` cannot represent, and for a
     column in `added` that already exists.
 

@@ -1,6 +1,6 @@
 """Find and read the public data sets of public.yaml. SentEval's folders (Conneau and Kiela 2018)
-must be as data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval
-writes them."""
+must have the layout that data/downstream/get_transfer_data.bash of
+https://github.com/facebookresearch/SentEval writes."""
 
 import re
 from collections import Counter
@@ -95,7 +95,7 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
 
 
 def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
-    """Read a file of SentEval. STS's pairs have their scores in another file."""
+    """Read a file of SentEval. The scores of STS pairs are in another file."""
     lines, scores = [*text_lines(path, layout.get("encoding", "utf-8"))], list[Any]()
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     if "subsets" in layout:

@@ -50,8 +50,8 @@ def row_table(
     pairs. docs/data.md lists the formats.
 
     Each positive of a query becomes one row. A negative is left out if it equals the query or any
-    positive of the query. Of more than num_negatives negatives, num_negatives are drawn at random
-    with a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query.
+    positive of the query. If there are more than num_negatives negatives, num_negatives of them are
+    drawn at random with a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query.
     With keep_all, for evaluation, every text stays in its row: a row without a positive has None,
     and nothing is drawn or left out.
 
@@ -115,9 +115,9 @@ def _to_table(rows: Sequence[Row], neutral: bool) -> Any:
 
 
 def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
-    """Return a dataset as a loss reads it. Rows with lists of texts become plain rows. `by_name` orders the columns of
-    rows: anchor, positive, negatives, neutral. `classes` renumbers NLI labels, because a ClassLabel column may have
-    another order. `name` is the dataset's name in error messages."""
+    """Return a dataset in the form that a loss reads. Rows with lists of texts become plain rows. `by_name` orders the
+    columns of rows: anchor, positive, negatives, neutral. `classes` renumbers NLI labels, because a ClassLabel column
+    may number its classes differently. `name` is the dataset's name in error messages."""
     from datasets import Features, Value
 
     if getattr(data, "column_names", None) is None:
@@ -147,7 +147,7 @@ def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
 
 
 def columns_in_order(data: Any) -> list[str]:
-    """Return the names of a dataset's columns, as its transform (set_transform) returns them."""
+    """Return the names of a dataset's columns, or of those that its transform (set_transform) returns, in order."""
     names = [*data[:1]] if _transform_of(data) and len(data) else getattr(data, "column_names", None) or []
     return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
 
@@ -158,7 +158,7 @@ def _transform_of(data: Any) -> Any:
 
 
 def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool:
-    """Whether a source's first rows have an anchor, and are no NLI pairs. If sentence1 is the
+    """Whether a source's first rows have an anchor, and are not NLI pairs. If sentence1 is the
     anchor, add it to `mapping`."""
     roles = {"anchor", "positive", "negative", "neutral"}
     if roles & {*mapping} or {*NAMES["anchor"]} & {*present}:
@@ -179,7 +179,7 @@ def _nli_pair(row: dict[str, Any], columns: Columns, label_map: dict[str, int | 
 
 
 def _by_role(row: dict[str, Any], columns: Columns, neutral: bool) -> Row:
-    """Return the texts of a row."""
+    """Return (anchor, positives, negatives, neutral texts) of a row."""
     required = ("anchor", "positive", *["neutral"][:neutral])
     found = columns.find(row, required, ("relevance",))
     anchor, positive, *rest = (found[name] for name in required)
@@ -333,5 +333,5 @@ def read_list(row: dict[str, Any]) -> dict[str, list[str]]:
             raise RowProblem(problem, reason="empty sentence") from None
     if len(sentences) < SHORTEST:
         problem = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
-        raise RowProblem(problem, reason=f"shorter than {SHORTEST}")
+        raise RowProblem(problem, reason=f"fewer than {SHORTEST} sentences")
     return {"sentences": sentences}

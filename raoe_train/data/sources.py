@@ -1,5 +1,5 @@
-"""Rows of a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame or a pool. Malformed rows and dropped
-rows are counted."""
+"""Read rows of a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame or a pool, and count malformed
+and dropped rows."""
 
 import itertools
 import logging
@@ -29,10 +29,10 @@ Table = tuple["Dataset", Counts]
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a data file. FileNotFoundError if it does not exist, ValueError if it is no data file."""
+    """Return the path of a data file. FileNotFoundError if it does not exist, ValueError if it is not a data file."""
     path = Path(name).expanduser()
     if not path.exists():
-        advice = "for a dataset on a hub write hub:OWNER/NAME#SPLIT"
+        advice = "for a dataset on a hub, write hub:OWNER/NAME#SPLIT"
         raise FileNotFoundError(f"no such file: {str(path)!r} ({advice})")
     if is_benchmark_folder(path):
         advice = f"evaluate on it with --tasks retrieval:{path} or --data.dev {path}; for training, write its judged "
@@ -162,7 +162,7 @@ class Source:
         counts = self.counts(len(table), noun)
         if dropped := counts["dropped"]:
             rows, read = sum(dropped.values()), counts["read"]
-            logger.warning("%s: %d of %d rows left out: %s", self.name, rows, read, dropped)
+            logger.warning("%s: %d of %d rows were left out: %s", self.name, rows, read, dropped)
         return table, counts
 
     def first_columns(self) -> list[str]:
@@ -174,8 +174,8 @@ class Source:
 
 
 def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert rows with the same columns to a table, from LARGE bytes on in a temporary file of datasets. `types` is
-    {column: name of a pyarrow type}. Without `types`, the first BATCH values of a column determine its type."""
+    """Convert rows with the same columns to a table. A table of more than LARGE bytes is kept in a temporary file.
+    `types` is {column: name of a pyarrow type}. Without it, the first BATCH values of a column determine its type."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint, get_temporary_cache_files_directory
@@ -200,7 +200,7 @@ def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = N
 
 
 class Texts:
-    """All sentences in datasets whose columns hold texts or lists of texts, any number of times."""
+    """Iterable over all sentences in datasets whose columns hold texts or lists of texts; it can be read repeatedly."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
@@ -222,7 +222,7 @@ def roles_in(name: Any, mapping: Mapped) -> set[str]:
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
-    """Return `mapping` without columns of other files, which the first row of a source lacks."""
+    """Return `mapping` without the columns that the first row of a source lacks: they belong to other files."""
     present = {None, *(Source(name, on_error="skip").first_columns() if mapping else ())}
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
@@ -291,7 +291,7 @@ def _dataset_rows(where: str, table: Any) -> Rows:
 
 
 def from_frames(data: Any) -> Any:
-    """Convert a DataFrame, or each one in a mapping, to a Dataset. Return other data unchanged."""
+    """Convert a DataFrame, or each DataFrame in a mapping, to a Dataset. Return other data unchanged."""
     from datasets import Dataset
     from pandas import DataFrame
 

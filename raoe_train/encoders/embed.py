@@ -45,7 +45,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     finite = np.isfinite(distinct).all(axis=1)
     if not finite.all():
         text = list(places)[int(np.argmin(finite))]
-        raise ValueError(f"the encoder returns NaN or infinity for {np.sum(~finite)} sentences, first for {text!r}")
+        raise ValueError(f"the encoder returns NaN or infinity for {np.sum(~finite)} sentences, such as {text!r}")
     return distinct[[places[text] for text in sentences]]
 
 
@@ -58,7 +58,7 @@ def prompt_of(model: Any, kind: str) -> str | None:
 def refuse_conditional(model: Any, name: str) -> None:
     """Raise ValueError if a SentenceTransformer has a prompt with a {condition}, which texts alone do not have."""
     if CONDITIONAL in model.prompts:
-        raise ValueError(f"{name}: the prompt has a {{condition}}; only train and evaluate read it, from C-STS files")
+        raise ValueError(f"{name}: the prompt has a {{condition}}, which only train and evaluate support (C-STS)")
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> int:
@@ -202,7 +202,7 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """Return (columns, cosines) of the k highest cosines in each row. Of equal cosines, the first ones are chosen."""
+    """Return (columns, cosines) of the k highest cosines in each row. Ties go to the first columns."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
     tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk selects any of equal values

@@ -59,8 +59,8 @@ class Grouping:
         most_texts: replaces `most`: a group has at most most_texts x (length of the longest text) tokens.
         multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
         packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
-        buckets: add texts to packed rows, so that CUDA graphs see few shapes. Each run then has its number of texts
-            without them, "count".
+        buckets: add texts to packed rows, so that CUDA graphs see few shapes. The feature "count" of a run
+            is its number of texts without the added ones.
         forward: fixed cost of a forward pass in tokens; by default, the cost on CPUs.
     """
 

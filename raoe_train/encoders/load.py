@@ -104,17 +104,17 @@ def load_encoder(
 
 def _new(spec: Model, sentences: Iterable[str] | None, seed: int) -> Any:
     if sentences is None:
-        raise ValueError(f"model.name {SCRATCH!r} creates a new model, which only train supports: name an encoder")
+        raise ValueError(f"model.name {SCRATCH!r} works only in the job train: set model.name to an existing encoder")
     transformer = scratch_transformer(spec.scratch, sentences, spec.max_seq_length, seed)
     pooling = Pooling(transformer.get_embedding_dimension(), POOLING[spec.pooling or "mean"])
     return SentenceTransformer(modules=[transformer, pooling], device=spec.device)
 
 
 def _change_layers(model: Any, spec: Model, seed: int, train: bool) -> None:
-    """Add what the settings ask for: bidirectional layers and, for training, an adapter."""
+    """Add the bidirectional layers and, for training, the adapter that the settings require."""
     if not isinstance(model[0], Transformer):
         if spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
-            options = "LoRA, 4 bits or bidirectional layers"
+            options = "LoRA, 4-bit weights or bidirectional layers"
             raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which does not support {options}")
         return
     with _seeded(seed):
@@ -126,7 +126,7 @@ def _change_layers(model: Any, spec: Model, seed: int, train: bool) -> None:
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:
-    """Convert an encoder's name, or another Encoder section (such as a FrozenEncoder), to a Model; apply `changes`."""
+    """Convert an encoder's name, or an Encoder configuration such as a FrozenEncoder, to a Model. Apply `changes`."""
     if isinstance(encoder, Model) and not changes:
         return encoder
     values: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
@@ -159,10 +159,10 @@ def warn_without_end(model: Any) -> None:
 
 
 def warn_without_cosine(model: Any) -> None:
-    """Warn if a SentenceTransformer is made for another similarity than the cosine."""
+    """Warn if a SentenceTransformer uses a similarity other than the cosine."""
     if (name := getattr(model, "_similarity_fn_name", None)) not in (None, "cosine"):
-        logger.warning("the encoder's similarity is %s, but raoe trains and evaluates cosines: results do not hold for "
-                       "%s", name, name)  # fmt: skip
+        logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates cosines: results do not "
+                       "hold for %s", name, name)  # fmt: skip
 
 
 def check_vocabulary(model: Any) -> None:
@@ -207,9 +207,10 @@ def _check(spec: Model, train: bool) -> None:
     if not spec.name:
         raise ValueError("model.name is missing: set it to an encoder, by path or hub name")
     if spec.load_in_4bit and train and not spec.lora:
-        raise ValueError("4-bit weights cannot be trained: set model.lora, or model.load_in_4bit false")
+        raise ValueError("4-bit weights cannot be trained: set model.lora, or set model.load_in_4bit to false")
     if spec.name == SCRATCH and (spec.lora or spec.load_in_4bit or spec.training_head):
-        raise ValueError("lora, load_in_4bit and training_head need a pretrained model, not model.name scratch")
+        needs = "model.lora, model.load_in_4bit and model.training_head need a pretrained model"
+        raise ValueError(f"{needs}, but model.name is {SCRATCH!r}: name a pretrained model")
     preflight.check_device(spec.device)
 
 
@@ -287,8 +288,8 @@ def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
         config = inner.config
         depth = len(inner.decoder.layers) if layers == ALL else layers
         if depth not in (None, config.bidirectional_layers):
-            problem = f"has {config.bidirectional_layers} bidirectional layers: remove model.bidirectional_layers"
-            raise ValueError(f"{spec.name} {problem}")
+            problem = f"already has {config.bidirectional_layers} bidirectional layers"
+            raise ValueError(f"{spec.name} {problem}: remove model.bidirectional_layers")
         if has_lora and not inner.has_adapter:
             config.update(base)
     else:

@@ -67,8 +67,8 @@ class Packing(NamedTuple):
 
 
 def add_texts(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add prefixes of the longest text, until the row has one of few sizes: a multiple of TEXTS texts, and of TOKENS
-    tokens. Arguments as of Packing.row. A CUDA graph is captured once for each size of a row."""
+    """Add prefixes of the longest text until the row has a multiple of TEXTS texts and of TOKENS tokens, so that rows
+    have few sizes. The arguments are those of Packing.row. A CUDA graph is captured once for each size of a row."""
     longest, more = lengths.argmax(), -len(lengths) % TEXTS
     while (tokens := more + -(lengths.sum() + more) % TOKENS) > more * lengths[longest]:
         more += TEXTS
@@ -127,7 +127,7 @@ def pack(model: Any, packed: bool = True) -> str | None:
 
 
 def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Leave out the tokens of prompts as the plan says. Pooling would look for them on the device, and wait for it."""
+    """Remove the tokens of prompts at the planned positions. Otherwise, Pooling would search the device for them."""
     features, *others = arguments
     if "pooled_tokens" in features:
         features = {name: value for name, value in features.items() if name != "prompt_length"}
@@ -138,7 +138,7 @@ def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tup
 
 def without_pooler(model: Any) -> bool:
     """Let DistributedDataParallel ignore BERT's pooler, which a packed model computes but does not use. Return whether
-    the model is packed: then all its other weights are used, and DDP need not search each graph for unused ones."""
+    the model is packed: then all its other weights are used, and DDP need not search each graph for unused weights."""
     if not isinstance(packing_of(model), Packing):
         return False
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in model.named_parameters() if ".pooler." in name]

@@ -25,7 +25,7 @@ SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 
 
 def tolerance(model: Any) -> float:
-    """Return TOLERANCE for the coarsest weights of a model."""
+    """Return the largest TOLERANCE among the dtypes of a model's weights."""
     return max((TOLERANCE.get(weight.dtype, 0.0) for weight in model.parameters()), default=0.0)
 
 
@@ -51,8 +51,8 @@ def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, A
 
 def reads_padding(model: Any) -> str | None:
     """Return a message if by_length would change the embeddings of a SentenceTransformer, because they depend on the
-    padding of a batch. Encodes two texts together, and the shorter one alone. Return None for a model that encodes no
-    texts, that is sharded (all processes would have to encode), or quantized (evaluation can round 4-bit weights)."""
+    padding of a batch. Encodes two texts together, then the shorter text alone. Return None for a model that encodes
+    no texts, is sharded (all processes would have to encode), or quantized (evaluation can round 4-bit weights)."""
     weights, kinds = [*model.parameters()], {base.__name__ for each in model.modules() for base in type(each).__mro__}
     is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1") or not kinds.isdisjoint(SHARDED)
     if is_sharded or not all(each.numel() and each.is_floating_point() and not each.is_meta for each in weights):

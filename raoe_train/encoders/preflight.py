@@ -30,8 +30,8 @@ def four_bit(compute_dtype: str | None) -> dict[str, Any]:
 
 @contextmanager
 def without_reports() -> Iterator[None]:
-    """Context manager: drop transformers' reports of weights that encoders do not use: a decoder's head, a pooler. raoe
-    checks the other weights itself."""
+    """Context manager that hides transformers' reports of weights that encoders do not use (a decoder's head or a
+    pooler). raoe checks the other weights itself."""
     loggers = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "integrations.peft")]
     for logger in loggers:
         logger.addFilter(_is_needed)
@@ -49,7 +49,7 @@ def _is_needed(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Context manager: replace errors while loading a model by a one-sentence error that names the model."""
+    """Context manager that replaces errors while loading a model by a one-sentence error that names the model."""
     # A hub name is OWNER/NAME or NAME. A longer name, or a name that starts with . / ~, is a path.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
@@ -64,8 +64,8 @@ def loading(name: str) -> Iterator[None]:
         kind = OSError if isinstance(error, OSError) else ValueError
         reason = " ".join(str(error).split())
         if "ignore_mismatched_sizes" in reason:  # the words of transformers
-            reason = ("its weights have other sizes than the model they belong to. If tokens were added before an "
-                      "adapter: save the base model with them, and train the adapter on it")  # fmt: skip
+            reason = ("its weights do not have the sizes of the model they belong to. If you added tokens before "
+                      "training an adapter, save the base model with them, and train the adapter on it")  # fmt: skip
         elif not isinstance(error, (OSError, ValueError)):
             reason = f"its files may be damaged ({type(error).__name__}: {reason[:200]})"
         raise kind(f"{name} cannot be loaded: {reason}") from error

@@ -61,7 +61,7 @@ class TrainingHead(Dense):
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
     """Append a TrainingHead to a SentenceTransformer. If `saved`, copy its weights from the pooler, where SimCSE's
-    checkpoints store them. Otherwise, or without a saved pooler, draw them like the encoder's initial weights."""
+    checkpoints store them. Otherwise, or without a saved pooler, initialize them like the encoder's weights."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     pooler = getattr(getattr(inner, "pooler", None), "dense", None)
     if saved and pooler is not None and getattr(pooler.weight, "_is_hf_initialized", False):

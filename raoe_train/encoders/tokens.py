@@ -1,7 +1,7 @@
 """Tokens of a batch in one row without padding, straight from a fast tokenizer.
 
-sentence-transformers pads the texts of a column and makes a tensor of nested lists, which takes more
-time than tokenizing. by_length removes this padding again.
+sentence-transformers pads the texts of a column and converts nested lists to a tensor, which takes
+more time than tokenizing. by_length removes this padding again.
 """
 
 from array import array
@@ -52,8 +52,8 @@ class RowTokenizer:
         return row
 
     def remember(self, texts: Iterable[str]) -> None:
-        """Tokenize distinct texts, prompts included, of which later calls only copy the tokens. They take 4 bytes a
-        token, and the texts themselves."""
+        """Tokenize distinct texts, including prompts, so that later calls only copy their tokens. This keeps the texts
+        and 4 bytes per token in memory."""
         self.places = {text: place for place, text in enumerate(texts)}
         self.ends, columns = self._tokens([*self.places])
         for name, values in columns.items():  # often, all type_ids are 0

@@ -19,7 +19,7 @@ def weights(k: int, discount: str = "linear") -> np.ndarray:
     """Return [k] weights of retrieved sentences, the nearest first, with sum 1: for "linear", w_i = 2 (k + 1 - i) / (k
     (k + 1)) with i from 1 (section 3.1 of the margins paper); for "none", equal weights."""
     if discount not in ("linear", "none"):
-        raise ValueError(f"discount must be linear or none, got {discount!r}")
+        raise ValueError(f"discount must be 'linear' or 'none', got {discount!r}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     return np.full(k, 1 / k) if discount == "none" else 2 * (k - np.arange(k)) / (k * (k + 1))
@@ -30,7 +30,7 @@ class PolarityEvaluator(SentenceEvaluator):
 
     - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
     - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. As a baseline,
-      use the S of R itself.
+      compute S for R itself.
 
     A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: the means of P
     and S over the sentences, and their (population) standard deviations.
@@ -63,7 +63,7 @@ class PolarityEvaluator(SentenceEvaluator):
         super().__init__()
         for key, texts, classes in (("labels", sentences, labels), ("source_labels", source_sentences, source_labels)):
             if len(texts) != len(classes):
-                raise ValueError(f"{key} has {len(classes)} entries for {len(texts)} sentences")
+                raise ValueError(f"{key} needs one label per sentence: expected {len(texts)}, got {len(classes)}")
         if absent := sorted(map(str, set(labels) - set(source_labels))):
             advice = "add source sentences of this class, otherwise the polarity of its sentences is always 0"
             raise ValueError(f"no source sentence has class {', '.join(absent)}: {advice}")
@@ -77,7 +77,8 @@ class PolarityEvaluator(SentenceEvaluator):
         if not isinstance(reference, np.ndarray):
             reference = encode_sentences(reference, self.texts, batch_size)
         if (rows := len(reference)) != len(self.texts):
-            raise ValueError(f"reference has {rows} rows for {len(self.texts)} texts (sentences, source_sentences)")
+            needs = "reference needs one row per text (sentences, then source_sentences)"
+            raise ValueError(f"{needs}: expected {len(self.texts)}, got {rows}")
         self.reference = unit_rows(reference)
         self.primary_metric = f"{name}_polarity" if name else "polarity"
 
@@ -137,8 +138,8 @@ def read_polarity(name: str, reading: Reading) -> Task:
     test, train = _sample(test, options.max_sentences, options.seed), distinct(train, {})[0]
     count = options.sources * len(test)
     if len(train) < count:
-        message = f"train must have {count} sentences ({options.sources} x {len(test)} of test), but has {len(train)}"
-        raise ValueError(f"{source}: {message}: lower polarity.sources or polarity.max_sentences")
+        needs = f"split train needs {count} sentences ({options.sources} for each of {len(test)} test sentences)"
+        raise ValueError(f"{source}: {needs}, but has {len(train)}: lower polarity.sources or polarity.max_sentences")
     sources = _sample(train, count, options.seed)
     (texts, labels), (corpus, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 

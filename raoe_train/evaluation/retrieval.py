@@ -1,6 +1,6 @@
 """Retrieval: rank all passages of a corpus by their cosine with each query. As in sentence-transformers'
 InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id. As in BEIR, if a
-query is also a passage, with the same id, its own ranking leaves this passage out. Unlike in BEIR, the passage must
+query is also a passage, with the same id, the query's ranking leaves this passage out. Unlike in BEIR, the passage must
 contain the query's text, because many data sets number queries and passages independently."""
 
 import itertools
@@ -36,7 +36,7 @@ def read_retrieval(name: str, reading: Reading) -> Task:
 
 def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
     """Create a task from a Dataset of row_table. The corpus has all passages of the rows, and the texts `others`. A
-    query's positives are its relevant passages; None is no passage. Each text is its own id."""
+    query's positives are its relevant passages (None: no passage). Each text is its own id."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
         if positive is not None:
@@ -145,8 +145,8 @@ def measure(
 ) -> tuple[dict[str, Any], Outcomes]:
     """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
     each query). `embeddings` has a row for each query, then for each distinct text. Passage i has the text row_of[i].
-    The passages targets[j] are relevant to query j, whose ranking leaves out passage own[j] (or none: NONE). The rows
-    of `embeddings` are scaled in place."""
+    The passages targets[j] are relevant to query j, whose ranking leaves out passage own[j] (unless it is NONE). The
+    rows of `embeddings` are scaled in place."""
     queries, texts = np.split(unit_rows(embeddings, out=embeddings), [len(targets)])
     ranked, _ = nearest(queries, texts, K + 1, row_of if len(row_of) > len(texts) else None)
     own_last = (ranked == own[:, None]).argsort(axis=1, kind="stable")  # NONE is last already

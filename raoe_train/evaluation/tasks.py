@@ -71,7 +71,7 @@ class Task:
     n_queries: int = 0  # only in retrieval: the first n_queries sentences are queries, the rest are passages
 
     def by_prompt(self, model: Any) -> list[tuple[str | None, list[str]]]:
-        """Group the sentences by the prompt of a SentenceTransformer. Return [(prompt or None, sentences)]."""
+        """Group the sentences by the prompt that an encoder adds to them. Return [(prompt or None, sentences)]."""
         if not (n := self.n_queries):
             return [(model.prompts.get(model.default_prompt_name), self.sentences)]
         return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
@@ -116,7 +116,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
     files without a kind (FILE, FILE#SPLIT, builtin#test) are sts tasks. `options`: other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
-        raise ValueError(f"tasks must be a list of at least one task, got {tasks!r}")
+        raise ValueError(f"tasks must be a non-empty list of tasks, got {tasks!r}")
     reading, by_word, missing = Reading(data_dir, **options), dict[str, Task](), dict[str, None]()
     for word in dict.fromkeys(tasks):
         kind, name = split_word(word)

@@ -34,7 +34,7 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
     for number, (place, text) in enumerate(each_sentence(str(data.input), data.columns), 1):
         if isinstance(text, RowProblem) and text.malformed:
             if data.on_error == "raise":
-                raise ValueError(f"{place}: {text}; to skip and count such rows, use data.on_error skip")
+                raise ValueError(f"{place}: {text}; to skip and count such rows, set data.on_error to skip")
             skipped["not a text"] += 1
             continue
         sentence = "" if isinstance(text, RowProblem) else text.strip()
@@ -129,8 +129,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate at most `slots` chains at a time, a sentence of each in one batch, and yield finished chains. Waiting
-    chains take the places of finished ones."""
+    """Generate at most `slots` chains at a time, with one sentence of each chain per batch, and yield finished chains.
+    Waiting chains take the places of finished chains."""
     active: list[Chain] = []
     while True:
         active += itertools.islice(chains, slots - len(active))

@@ -2,8 +2,8 @@
 
 Nearer and farther contexts are rows of one left-padded batch with one KV cache, and continue with the same tokens. The
 tokens with which all contexts begin, such as a prompt's instruction, are read once. An answer does not depend on other
-requests: random numbers come from the request's own seed, and transformers' processors get only the earlier tokens of
-its row, without padding.
+requests: random numbers come from the request's own seed, and transformers' processors get only the answer's
+earlier tokens, without padding.
 """
 
 import inspect
@@ -44,7 +44,7 @@ class Answer:
 
 
 class GuidedDecoder:
-    """Decodes requests in one batch. Each answer equals the answer of decoding the request alone, up to rounding.
+    """Decodes requests in one batch. Each answer is the same as if its request were decoded alone, up to rounding.
 
     Args:
         model: a transformers causal language model, in eval mode, on its device.
@@ -105,7 +105,7 @@ class GuidedDecoder:
             logits = self._logits([[texts[n][-1]] for n in (*near, *far)], mask, cache)
 
     def _read(self, contexts: list[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
-        """Read contexts. Return ([R, V] logits after each, their cache, and its [R, columns] attention mask)."""
+        """Read contexts. Return ([R, V] logits after each context, the cache, the [R, columns] mask)."""
         cache = hf.DynamicCache(config=self.model.config)
         shared = common_beginning(contexts) if self._shares and len(contexts) > 1 else 0
         if shared < SHARED:
@@ -133,7 +133,7 @@ class GuidedDecoder:
         return self.model(**inputs).logits[:, -1]
 
     def _choose(self, scores: "Scores", earlier: list[list[int]], uniform: Tensor | None) -> Tensor:
-        """Return [N] next tokens, -1 without a valid score. earlier: the tokens before, for the processors."""
+        """Return [N] next tokens, -1 without a valid score. earlier: earlier tokens, if processors need them."""
         if uniform is None and not earlier:
             return scores.best()
         mixed = scores.mixed()
@@ -202,7 +202,7 @@ class Scores:
 
 
 def common_beginning(contexts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens all contexts begin with, without the last token of any context."""
+    """Return how many tokens all contexts begin with. The last token of a context never counts."""
     for place, tokens in enumerate(zip(*contexts, strict=False)):
         if len(set(tokens)) > 1:
             return place

@@ -36,7 +36,8 @@ class Instructions:
     Args:
         tokenizer: a tokenizer of transformers.
         method: guided, iterative or single-step.
-        steps: number of sentences in a chain. The single-step prompt states it and has an example this long (up to 32).
+        steps: number of sentences in a chain. The single-step prompt states this number, and has an example with as
+            many sentences (at most 32).
         template: a prompt with {sentence} and optionally {steps} and {example}, which replaces the paper's prompt; or
             FEW_SHOT, a prompt of examples that the model continues.
         chat: True requires a chat template, False ignores it, and None uses it if it exists (not for FEW_SHOT).
@@ -47,7 +48,7 @@ class Instructions:
     ) -> None:
         if template == FEW_SHOT:
             if method == "single-step":
-                raise ValueError("generation.prompt few-shot does not work with generation.method single-step")
+                raise ValueError("generation.prompt 'few-shot' does not work with generation.method 'single-step'")
             template, chat = texts()[FEW_SHOT], bool(chat)
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
@@ -102,7 +103,7 @@ def parse_list(text: str, steps: int) -> list[str] | str:
                 continue
             return f"not a numbered list item: {line if len(line) <= 60 else line[:57] + '...'!r}"
         if int(item[1]) != len(items) + 1:
-            return f"list out of order: item {item[1]} after {len(items)}"
+            return f"list out of order: item {item[1]} follows item {len(items)}"
         items.append(item[2].strip())
     return items if len(items) == steps else f"wrong list length: {len(items)} sentences instead of {steps}"
 
@@ -114,9 +115,9 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
     if "\ufffd" in sentence:
         return "an incomplete character"
     if len(sentence) > LONGER * len(source) + SLACK:
-        return f"too long: {len(sentence)} characters from a source of {len(source)}"
+        return f"too long: {len(sentence)} characters, but the source has {len(source)}"
     if len(sentence) * SHORTER < len(source):
-        return f"too short: {len(sentence)} characters from a source of {len(source)}"
+        return f"too short: {len(sentence)} characters, but the source has {len(source)}"
     boilerplate = texts()["boilerplate"]
     if (words := boilerplate.search(sentence)) and not boilerplate.search(source):
         return f"boilerplate: {words[0].strip()!r}"

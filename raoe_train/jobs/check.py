@@ -27,7 +27,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
     from raoe_train.encoders.load import load_encoder
 
     result = check_encoder(load_encoder(config.model))
-    print(f"largest difference from the embedding of the same sentence alone (tolerance {result['tolerance']:g}):")
+    print(f"largest difference from the embedding of a sentence encoded alone (tolerance {result['tolerance']:g}):")
     for name, value in result["differences"].items():
         print(f"  {name:<28} {value:.1e}")
     layers, seen = result["bidirectional"].values()

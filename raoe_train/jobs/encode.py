@@ -21,7 +21,7 @@ def encode(config: EncodeConfig, output: Output) -> dict[str, Any]:
     OUTPUT is a .npy file, float32 [sentences, d], with row i for sentence i. The input is a .txt file (also .gz) with
     one sentence per line, or a data file with a column `sentence` or `text` (data.columns maps other names). Until
     OUTPUT is written, OUTPUT.parts/ stores finished embeddings, from which an interrupted job resumes. Under torchrun,
-    each process encodes its share, and rank 0 writes OUTPUT. A rerun can have another number of processes.
+    each process encodes its share, and rank 0 writes OUTPUT. A rerun can use a different number of processes.
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.

@@ -30,7 +30,7 @@ def evaluate(config: EvaluateConfig, output: Output | None) -> dict[str, Any]:
     The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores results per
     example, from which main metrics are computed. Until OUTPUT is written, OUTPUT.parts/ stores finished embeddings,
     from which an interrupted job resumes. Under torchrun, each process encodes its share of the texts, and rank 0
-    computes the scores; this needs an output. A rerun can have another number of processes.
+    computes the scores; this needs an output. A rerun can use a different number of processes.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main

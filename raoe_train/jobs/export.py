@@ -60,8 +60,8 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     if before is not None:
         cosines = (before * unit_embeddings(encoder, [SENTENCES])).sum(1)
         result["cosines"] = {"mean": float(cosines.mean()), "min": float(cosines.min())}
-        print(f"cosine of embeddings before and after: {cosines.mean():.4f} (mean), {cosines.min():.4f} (lowest) of "
-              f"{len(SENTENCES)} sentences; evaluate {target} again")  # fmt: skip
+        print(f"cosines of the embeddings of {len(SENTENCES)} sentences before and after merging: mean "
+              f"{cosines.mean():.4f}, lowest {cosines.min():.4f}; evaluate {target} again")  # fmt: skip
     if not output.replaces:
         output.begin()
     with replacing_model(output) as folder:

@@ -34,7 +34,7 @@ def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
     """Generate chains of sentences that move away from a source sentence step by step.
 
     Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}, where
-    `id` is the row number of the source in the input, from 1. A chain that breaks a rule stops at this step and goes to
+    `id` is the row number of the source in the input, from 1. A chain that breaks a rule ends there and is written to
     OUTPUT.failed.jsonl, with "reason" and "step". If generation.verify is false, no rule is checked. Under torchrun
     or accelerate, each process generates its share, and the first process writes OUTPUT. Until then, OUTPUT.parts/
     stores finished chains: an interrupted job resumes with the chains that were not finished.
@@ -42,7 +42,7 @@ def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
         chains passed verification, "skipped": {reason: rows}, "model", "settings", "versions", "run": {"chains",
-        "tokens", "seconds", "tokens_per_second"} of this run and of the first process}, also written to OUTPUT.json.
+        "tokens", "seconds", "tokens_per_second"} of the first process in this run}, also written to OUTPUT.json.
     """
     data, model, generation = config.data, config.model, config.generation
     require(data.input, "data.input", "the sentences to start chains from")
@@ -138,7 +138,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return {id: row} of the finished chains of all processes. A last line that a killed process left is skipped."""
+    """Return {id: row} of the finished chains of all processes. A killed process's incomplete last line is skipped."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for _, row in json_rows(path, str(path)):

@@ -49,8 +49,8 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     is an example for the chosen loss. OUTPUT has a random subset of all examples. For rows of queries and passages,
     mine_hard_negatives of sentence-transformers selects negatives among the passages of all rows and of mining.corpus.
     OUTPUT keeps rows without negatives. Embeddings are stored in model.cache, or in OUTPUT.parts/ until the job ends.
-    Under torchrun, each process encodes its share of the texts, and rank 0 does the rest. A rerun can have another
-    number of processes.
+    Under torchrun, each process encodes its share of the texts, and rank 0 does the rest. A rerun can use a
+    different number of processes.
 
     Returns:
         For rows {"output", "rows", "negatives": count, "fewer": rows with fewer than num_negatives, "passages", "read":

@@ -37,8 +37,8 @@ def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
     grouped by label if the rows have NLI labels.
 
     The teachers accept all settings of a frozen encoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
-    written. Under torchrun, each process scores its share, and rank 0 writes OUTPUT. A rerun can have another number of
-    processes.
+    written. Under torchrun, each process scores its share, and rank 0 writes OUTPUT. A rerun can use a different number
+    of processes.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
@@ -89,7 +89,7 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
         )
     for name in TEACHERS:
         if Path(name).exists() and name in (names or TEACHERS):
-            raise ValueError(f"{name} is a local folder and also a name on the hub: for the folder write ./{name}")
+            raise ValueError(f"{name} is a local folder and also a name on the hub: for the folder, write ./{name}")
     names = list(names) or list(TEACHERS)
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")

@@ -61,8 +61,8 @@ class TrainConfig:
     dry_run: Unrecorded[bool] = False
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords and the other training arguments of sentence-transformers, which this imports.
-        Return settings with the defaults of all keywords."""
+        """Check the loss, its keywords, and training arguments that only sentence-transformers knows (and import it if
+        there are any). Return the settings with the defaults of all keywords."""
         path, others = self.loss.class_path, self.training.others
         keywords = loss_keywords(loss_class(path))
         types = {name: key.type for name, key in keywords.items()}
@@ -79,7 +79,7 @@ class TrainConfig:
 
 
 def converted(section: str, values: Mapping[str, Any], types: Mapping[str, Any], advice: str = "") -> dict[str, Any]:
-    """Convert the values of a section to `types`. ValueError, which ends with `advice`, for a key without type."""
+    """Convert the values of a section to `types`. A key without a type raises ValueError, which ends with `advice`."""
     for name in values:
         if name not in types:
             hint = nearest(f"{section}.{name}", [f"{section}.{each}" for each in types])

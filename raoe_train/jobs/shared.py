@@ -20,7 +20,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
     """Turn a function that takes a configuration object into a job. A running job locks its output.
 
     A job is called with a recipe (a YAML file or the name of a shipped recipe) and settings that override the recipe,
-    nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). A recipe may be a configuration object.
+    nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). A recipe may also be a configuration object.
 
     If the output is finished and has the same settings, the job only returns its result. If the output has other
     settings, the job raises ValueError, unless `overwrite` is set.

@@ -69,14 +69,15 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
         FloatingPointError: the loss is NaN or infinite. The message names the step and shows the rows of its batch.
 
     With evaluation.certificate, the result also has "certificate" (see raoe_train.training.certificate.choose; also
-    written to certificate.json). "failed" is 1 if the certificate rejects the run or, without one, the dev score fell.
+    written to certificate.json). "failed" is 1 if the certificate rejects the run. Without a certificate,
+    "failed" is 1 if the dev score fell.
     """
     start_time = time.time()
     config, has_dev = by_data(config), bool(config.data.dev or config.data.dev_share)
     if config.evaluation.certificate == "auto":
         config = replace(config, evaluation=replace(config.evaluation, certificate=has_dev))
         if not has_dev:
-            print("without a dev set, the trained encoder is saved, whether it is better than the start or not")
+            print("without a dev set, the trained encoder is saved even if it is worse than before training")
     check_config(config)
     require(config.model.name, "model.name", "the encoder to train")
     if not config.dry_run:
@@ -283,7 +284,7 @@ def fit_once(run: Run, checkpoints: Path, fold: int = 0) -> None:
 
 
 def keep_rejected(run: Run, made: Mapping[str, Any]) -> None:
-    """Save the best candidate that the certificate rejects beside the start, and print what evidence is missing."""
+    """Save the best rejected candidate, next to the start, and print how many more dev examples it needs."""
     place, encoder = run.output.path / REJECTED, run.encoder
     remove(place)
     drop_head(encoder)
@@ -350,7 +351,7 @@ def build_trainer(
 
 def planned_steps(run: Run) -> int:
     """Return the number of steps of the current training: max_steps or, if unset, all epochs' steps but at least
-    min_steps. Trainings with folds have twice as many steps together."""
+    min_steps. With folds, all trainings together have twice as many steps."""
     trainer, training = run.trainer, run.config.training
     wanted, trainer.pretokenize = trainer.pretokenize, False  # only `train` needs tokens
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)

@@ -29,8 +29,8 @@ def by_data(config: TrainConfig) -> TrainConfig:
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:
             advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
-        raise ValueError(f"{source} has no column score, label or anchor (query), but {names}: {advice}")
-    print(f"{source} has {reason}: {name}")
+        raise ValueError(f"{source} has no column score, label or anchor (query); its columns are {names}: {advice}")
+    print(f"{source} has {reason}, so the loss is {name}")
     keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}
     return replace(config, loss=Choice(name, keywords)).complete()
 
@@ -42,7 +42,7 @@ def check_config(config: TrainConfig) -> None:
     if not data.train:
         raise ValueError("--data.train is missing: set it to the training data")
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
-        hint = " (--teacher.information ranking needs no teacher: only the order of each list)" if lists else ""
+        hint = " (or set --teacher.information ranking, which uses only the order of each list)" if lists else ""
         raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
     changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
     if changed and not (loss.asks_teacher or lists):
@@ -53,16 +53,18 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
-        raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
+        raise ValueError(f"data.score_scale must have 2 numbers, or 2 numbers per source of data.train; got {scale}")
     if config.evaluation.certificate:
         if not (data.dev or data.dev_share):
             raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")
         if config.training.save_strategy == "no":
-            raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy no")
+            problem = "evaluation.certificate needs checkpoints, but training.save_strategy is 'no'"
+            raise ValueError(f"{problem}: remove this setting")
         if "SHARDED" in str(config.training.others.get("fsdp_config")):
-            raise ValueError("evaluation.certificate needs full checkpoints: remove fsdp_config.state_dict_type")
+            advice = "remove state_dict_type from training.fsdp_config"
+            raise ValueError(f"evaluation.certificate needs full checkpoints: {advice}")
     elif data.guard:
         raise ValueError("data.guard has no effect without evaluation.certificate")
     if config.training.others.get("fsdp") and config.model.load_in_4bit:
-        raise ValueError("training.fsdp does not shard 4-bit weights: remove one of fsdp and load_in_4bit")
+        raise ValueError("training.fsdp cannot shard 4-bit weights: remove training.fsdp or model.load_in_4bit")
     check_training(config.training, bool(data.dev or data.dev_share))

@@ -25,7 +25,7 @@ class LossParts(dict):
     """Named parts of one loss, each a differentiable scalar, which the trainer adds and logs.
 
     MatryoshkaLoss and AdaptiveLayerLoss of sentence-transformers multiply, divide and add losses,
-    which a plain dict does not support. A term that is added becomes the part "others".
+    which a plain dict does not support. If a tensor is added, it becomes the part "others".
     """
 
     def __mul__(self, weight: Any) -> "LossParts":
@@ -183,7 +183,8 @@ class OneSweep(CachedLoss):
             limit = "" if size is None else f" up to the model's {size} dimensions"
             raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {dims}")
         if widths and size not in (None, widths[-1]):
-            warnings.warn(f"matryoshka_dims {widths} lacks {size}, so whole embeddings are not trained", stacklevel=2)
+            lacks = f"matryoshka_dims {widths} do not include the model's {size} dimensions"
+            warnings.warn(f"{lacks}, so whole embeddings are not trained", stacklevel=2)
         self.matryoshka_dims = dims
         self.dims = tuple(widths) or None
 
@@ -219,8 +220,8 @@ def without_modules(module: Any) -> Any:
 
 
 def cached(loss: Any, features: list[Any], labels: Any) -> Any:
-    """Compute a loss by its `forward_cached`, which also runs a backward pass. Return the loss or, if `scalar` noted
-    them, its named parts.
+    """Compute a loss with its method `forward_cached`, which also runs a backward pass. Return the loss or, if
+    `scalar` has stored named parts, these parts.
 
     The gradients of the loss's own parameters (such as a learned scale) are attached to the returned value. So if the
     loss is multiplied later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are multiplied,
@@ -245,7 +246,7 @@ def cached(loss: Any, features: list[Any], labels: Any) -> Any:
 
 
 def scalar(owner: Any, loss: Any) -> Tensor:
-    """Return the scalar to differentiate: a loss, or the sum of its parts, which are noted in `owner` for `cached`."""
+    """Return the scalar to differentiate: a loss, or the sum of its parts, which `owner` stores for `cached`."""
     if not isinstance(loss, dict):
         return loss
     owner.parts.append(LossParts(loss).detach())

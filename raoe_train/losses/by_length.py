@@ -62,7 +62,7 @@ def misfit(loss: Any) -> str | None:
     if isinstance(loss, MatryoshkaLoss):
         return misfit(loss.loss)
     if not isinstance(loss, nn.Module):
-        return f"it is not a loss, such as CoSENTLoss(model), but {loss!r}"
+        return f"{loss!r} is not a loss: pass a loss, such as CoSENTLoss(model)"
     is_ours = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls)).__module__.startswith(PACKAGES)
     members = next(vars(cls) for cls in type(loss).__mro__ if {"forward", EMBEDDING_LOSS} & vars(cls).keys())
     has_labels = EMBEDDING_LOSS in members and "labels" in inspect.signature(members[EMBEDDING_LOSS]).parameters
@@ -71,7 +71,7 @@ def misfit(loss: Any) -> str | None:
         return f"{type(loss).__name__} may need more than embeddings; if it does not, {advice}"
     model = _layers(_encoder(loss))[-1]
     mixing = [type(each).__name__ for each in model.modules() if isinstance(each, BatchNorm)]
-    return f"{mixing[0]} in the encoder reads other texts" if mixing else reads_padding(model)
+    return f"{mixing[0]} in the encoder mixes the texts of a batch" if mixing else reads_padding(model)
 
 
 def _encoder(loss: Any) -> Any:
@@ -130,7 +130,7 @@ def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[
 
 
 def _prepare_labels(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
-    """Return the `labels` of loss_of."""
+    """Return the argument `labels` of loss_of for a batch."""
     return inner.prepare_labels(columns, labels) if isinstance(inner, CachedLoss) else labels
 
 
@@ -142,7 +142,7 @@ def _count_texts(column: dict[str, Any]) -> int:
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Truncate labels to `width` if they are embeddings. The loss's class decides, because a shape can mislead."""
+    """Truncate labels to `width` if the class of the loss (not their shape) shows that they are embeddings."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 

@@ -35,14 +35,14 @@ class RowCollator(SentenceTransformerDataCollator):
         names = [name for name in (features[0] if features else ()) if name not in others]
         numbers = [name for name, value in (features[0] if features else {}).items() if isinstance(value, int | float)]
         if len(numbers) > 1 or {*numbers} - {*others}:
-            advice = "name the column of scores score, and remove other columns of numbers"
-            raise ValueError(f"columns {', '.join(numbers)} hold numbers, not texts: {advice}")
+            advice = "rename the column of scores to 'score', and remove the other numeric columns"
+            raise ValueError(f"columns {', '.join(numbers)} contain numbers, not texts: {advice}")
         for name, value in ((name, row[name]) for row in features for name in names):
             if isinstance(value, list) and not isinstance((value or [""])[0], dict):  # of dicts: a conversation
-                advice = "use a column for each text, or name a column of lists negatives"
-                raise ValueError(f"column {name} has lists, not texts: {advice}")
+                advice = "use one column per text, or rename a column with lists of negatives to 'negatives'"
+                raise ValueError(f"column {name} contains lists, not texts: {advice}")
         if empty := [name for row in features for name in others[:-1] if row.get(name, 0) is None]:
-            raise ValueError(f"a row has no {empty[0]} (None): remove it, or fill the gap")
+            raise ValueError(f"a row has no {empty[0]} (None): remove the row, or add the value")
         missing = torch.tensor([[row[name] is None for name in names] for row in features], device="cpu").bool()
         if not missing.any():
             return super().__call__(features)
@@ -60,10 +60,10 @@ class RowCollator(SentenceTransformerDataCollator):
 class ScoreLabelCollator(RowCollator):
     """Collator for datasets with a column ``score`` and optionally ``label``; the collator of sentence-transformers
     does not support both columns. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, without
-    the key of a column that the dataset lacks. (A planned batch has ranks instead of scores: PairLoss.reads_order.)
+    the key of a column that the dataset lacks. (For ranks instead of scores in a batch, see PairLoss.reads_order.)
 
-    ValueError if a label is neither a whole number (larger = less related) nor an NLI class, or a score is no number.
-    Datasets without a score are collated as in sentence-transformers.
+    ValueError if a label is neither a whole number (larger = less related) nor an NLI class, or if a score is not a
+    number. Datasets without a score are collated as in sentence-transformers.
 
     raoe_train.Trainer uses this collator for pair losses. For another trainer, pass the prompts of its arguments:
 

@@ -32,7 +32,7 @@ class InBatchLoss(CachedLoss):
     Args:
         model, scale, **cached: see CachedLoss. With gather_across_devices, texts of all processes are negatives, and
             duplicates are masked across processes. Each process returns the mean over its own pairs, so the mean over
-            processes and DistributedDataParallel's gradient equal loss and gradient of the whole batch.
+            processes and DistributedDataParallel's gradient equal the loss and gradient of the whole batch.
         mask_duplicates: exclude false negatives: texts that equal the anchor, or a positive of the same anchor in any
             row. (Directions between anchors exclude anchors with the same positives.) The anchor's own positive is
             never excluded. Texts are equal if their tokens are equal (with prompts, after truncation). Columns that are
@@ -136,8 +136,9 @@ def duplicate_ids(texts: Tensor) -> Ids:
     None, the op skips a pass that compares ids. On a GPU, this function waits for the device.
 
     A query leaves out its own text and its positives in all rows. Queries with the same positives share an id. Queries
-    with some common positives cannot: for the pairs (q1, A), (q1, B), (q2, B) and (q2, C), one id would leave out C for
-    q1. They get ids in different places, so that B has an id of q1 in one place and an id of q2 in another.
+    that share only some positives cannot share an id: for the pairs (q1, A), (q1, B), (q2, B) and (q2, C), one id would
+    leave out C for q1. They get ids in different places, so that B has an id of q1 in one place and an id of q2 in
+    another.
     """
     number = torch.unique(texts, return_inverse=True)[1]
     anchors, columns, count = number[:, 0], number[:, 1:].T.flatten(), int(number.max()) + 1
@@ -185,7 +186,7 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
     if not isinstance(tokens, Tensor) or not texts:
-        raise ValueError("a column is not text-only, so its texts cannot be compared: set mask_duplicates=False")
+        raise ValueError("a column has inputs other than text, which cannot be compared: set mask_duplicates=False")
     if "cu_seq_lens_q" in features or "offsets" in features:  # all texts are in one row: packed, or StaticEmbedding
         starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
         tokens, starts = tokens.reshape(-1), starts.long()

@@ -63,7 +63,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         super().__init__(model, scale, **contrastive)
         distinct = tuple(dict.fromkeys(convert("directions", directions, list[Direction])))
         if partition_mode == "per_direction" and not set(distinct) <= set(BOTH_WAYS):
-            raise ValueError(f"partition_mode per_direction allows only query_to_doc and doc_to_query, got {distinct}")
+            raise ValueError(f"partition_mode {partition_mode!r} allows only {' and '.join(BOTH_WAYS)}, got {distinct}")
         if symmetric and (distinct != ("query_to_doc",) or partition_mode != "joint"):
             raise ValueError("symmetric already sets directions and partition_mode: remove these two settings")
         self.symmetric = symmetric

@@ -32,7 +32,8 @@ class ListMLELoss(CachedLoss):
     Args:
         model, scale, **cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
             gather_across_devices, a process's loss is weighted by its number of sentences, so the mean over processes
-            and DistributedDataParallel's gradient equal loss and gradient of the whole batch. Texts are not gathered.
+            and DistributedDataParallel's gradient equal the loss and gradient of the whole batch. Texts are not
+            gathered.
         ties: how to order sentences with equal teacher values; ordinal keeps the order of the list, random shuffles
             them at every call, as the paper's code does. Without a teacher, both neighbours of x_j always tie
     """
@@ -53,7 +54,7 @@ class ListMLELoss(CachedLoss):
         return {"labels": labels}
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """Return the scalar loss of one column of (N, D) embeddings. ValueError for other columns, or no lengths."""
+        """Return the scalar loss of one column of (N, D) embeddings. ValueError for other columns or labels."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             got = f"{len(embeddings)} columns and {type(labels).__name__} labels"
             raise ValueError(f"ListMLELoss needs one column and the labels of raoe_train.ListCollator; got {got}")

@@ -56,7 +56,7 @@ class PairLoss(CachedLoss):
         """Return the loss of two columns of (B, D) embeddings.
 
         Raises:
-            ValueError: there are other columns, or not B labels without NaN.
+            ValueError: there are not exactly two columns or not exactly B labels, or a label is NaN.
         """
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
@@ -141,7 +141,7 @@ class CoSENTLoss(OneSweep, PairLoss):
         super().__init__(model, scale, **cached)
         self.similarity_fct = similarity_fct
         if self.dims and similarity_fct is not util.pairwise_cos_sim:
-            raise ValueError("matryoshka_dims work only with cosines: for another similarity_fct use MatryoshkaLoss")
+            raise ValueError("matryoshka_dims work only with cosines: for another similarity_fct, use MatryoshkaLoss")
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         return super().similarity(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
@@ -226,10 +226,11 @@ def calibrate(
     if not isinstance(pairs, Dataset):
         raise ValueError(f"pairs must be a datasets.Dataset, got {type(pairs).__name__}")
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
-    if not isinstance(loss, PairLoss) or len(texts) != 2 or "score" not in pairs.column_names:
+    if not isinstance(loss, PairLoss):
+        raise ValueError(f"calibrate needs a loss for scored pairs, such as CoSENTLoss, got {type(loss).__name__}")
+    if len(texts) != 2 or "score" not in pairs.column_names:
         names = ", ".join(pairs.column_names)
-        needs = f"a loss for scored pairs (got {type(loss).__name__}), two columns of texts and the column score"
-        raise ValueError(f"calibrate needs {needs} (got columns {names})")
+        raise ValueError(f"pairs must have two columns of texts and a column 'score', got columns {names}")
     rows = min(len(pairs), max(PAIRS, batch_size))
     sample = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 

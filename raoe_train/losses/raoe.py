@@ -16,7 +16,8 @@ Gate = Literal["label+score", "score", "label"]
 
 
 class RankMarginLoss(OneSweep, PairLoss):
-    """RAOE's rank objective (Eq. 2): order cosines like scores, for pairs with scores more than `margin` ranks apart.
+    """RAOE's rank objective (Eq. 2): train the cosines of two pairs to have the same order as their scores, if their
+    scores differ by more than `margin` ranks.
 
     Args:
         model, scale, **cached: arguments of OneSweep.

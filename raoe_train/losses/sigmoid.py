@@ -43,7 +43,7 @@ class SigmoidLoss(InBatchLoss):
         super().__init__(model, scale, **contrastive)
         low, high = SCALE_BOUNDS
         if learn_scale and not low <= scale <= high:
-            raise ValueError(f"with learn_scale the scale must be from {low:g} to {high:g}, got {scale!r}")
+            raise ValueError(f"with learn_scale, the scale must be from {low:g} to {high:g}, got {scale!r}")
         self.bias, self.learn_scale = bias, learn_scale
         if learn_scale:
             self.log_scale = nn.Parameter(torch.tensor(math.log(scale), device="cpu"))

@@ -27,17 +27,17 @@ def check_training(training: Training, has_dev: bool) -> None:
         raise ValueError("training.patience needs a dev set to measure improvement: set data.dev or data.dev_share")
     if training.eval_strategy not in (None, "no") and not has_dev:
         raise ValueError(
-            f"training.eval_strategy {training.eval_strategy} needs a dev set: set data.dev or data.dev_share, "
+            f"training.eval_strategy {training.eval_strategy!r} needs a dev set: set data.dev or data.dev_share, "
             "or save the last model without evaluation, with --training.eval_strategy no"
         )
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
-            "training.save_strategy no saves no checkpoints, so the dev set cannot select the best one: "
-            "remove save_strategy, or save the last model with --training.eval_strategy no"
+            "training.save_strategy is 'no', so there are no checkpoints from which the dev set can select the best: "
+            "remove this setting, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
-        raise ValueError("training.eval_steps has no effect with eval_strategy epoch: remove one of them")
+        raise ValueError("training.eval_steps has no effect if training.eval_strategy is 'epoch': remove one of them")
 
 
 def trainer_arguments(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
@@ -96,12 +96,12 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, datasets: Any) -> dict[str, Any]:
     """Return the arguments with "bf16" and the learning rate for an encoder. ValueError for weights in float16 with
-    training.bf16 true on a CPU, where torch's layer norm supports no mixture of both."""
+    training.bf16 true on a CPU, where torch's layer norm cannot mix the two dtypes."""
     use_cpu, bf16 = arguments["use_cpu"], arguments["bf16"]
     if use_cpu and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
         if training.bf16 is True:
             advice = "set model.dtype to bfloat16 or float32, or training.bf16 to false"
-            raise ValueError(f"a CPU cannot train with training.bf16 true and weights in float16: {advice}")
+            raise ValueError(f"a CPU cannot train weights in float16 with training.bf16 true: {advice}")
         bf16 = False
     elif encoder.saved_dtypes and not arguments.get("fp16") and training.bf16 is not False:
         # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
@@ -112,7 +112,8 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
         size = sum(weight.numel() for weight in encoder.parameters())
         has_queries = "anchor" in next(iter(datasets.values())).column_names
         rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4
-        print(f"learning rate {rate:g}, for {size / 1e6:.0f}M parameters")
+        reason = "queries and passages" if has_queries else f"{size / 1e6:.0f}M parameters"
+        print(f"learning rate {rate:g}, for {reason}")
     return {**arguments, "bf16": bf16, "learning_rate": rate}
 
 

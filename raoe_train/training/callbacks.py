@@ -226,7 +226,7 @@ class FiniteCheck(TrainerCallback):
         self.unread = deque[Any]()  # (step, batch, loss, event) of steps whose losses are read late
 
     def start(self, batch: Mapping[str, Any]) -> None:
-        """Note the batch of a step, and check the losses of earlier steps that have arrived."""
+        """Store the batch of a step, and check the losses of earlier steps that have reached the CPU."""
         self.before, self.batch = self.batch, dict(batch)
         self._read_late(IN_FLIGHT)
 
@@ -244,7 +244,7 @@ class FiniteCheck(TrainerCallback):
             raise not_finite(self.trainer, step, problem, self.batch)
 
     def _read_late(self, most: int) -> None:
-        """Check losses until at most `most` are unread, and further losses that have arrived."""
+        """Check losses until at most `most` are unread, and all others that have reached the CPU."""
         while self.unread and (len(self.unread) > most or self.unread[0][3] is None or self.unread[0][3].query()):
             step, batch, value, event = self.unread.popleft()
             if event is not None:

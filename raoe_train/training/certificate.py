@@ -1,6 +1,6 @@
 """Choose the encoder that a run saves, by scores on the dev set and the guard (other texts). Candidates are checkpoints
 and mixtures of a checkpoint and the start (the encoder before training), which a paired bootstrap over the examples of
-the dev set compares with the start. A certificate lists all (docs/adapt.md)."""
+the dev set compares with the start. A certificate lists all candidates (docs/adapt.md)."""
 
 import math
 import re
@@ -249,7 +249,7 @@ def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
     """Return the name of the candidate to save, or "start" if no candidate is significantly better (paired bootstrap).
 
     The gain of a candidate is its dev score minus `start`. Of the candidates that gain at least min_gain x the largest
-    gain, the candidate with the highest guard score wins, because it changes other texts least.
+    gain, the candidate with the highest guard score wins, because it changes the scores of other texts least.
     """
     gains = {name: row["dev"] - start for name, row in candidates.items() if row["p"] < SIGNIFICANT}
     enough = [name for name, gain in gains.items() if gain >= min_gain * max(gains.values())]
@@ -259,7 +259,7 @@ def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
 def _reason(saved: str, rows: Mapping[str, Any], inside: Mapping[str, Any], examples: str, budget: float) -> str:
     if saved != "start":
         p = "p < 0.001" if rows[saved]["p"] < 0.001 else f"p = {rows[saved]['p']:.3f}"
-        return f"better than the start on {examples} ({p}, paired bootstrap), guard within {budget:g}"
+        return f"better than the start on {examples} ({p}, paired bootstrap), guard within its budget of {budget:g}"
     if math.isnan(rows["start"]["guard"]):
         return "the guard is undefined, because the start gives all of its pairs the same cosine: the start is saved"
     if not inside:

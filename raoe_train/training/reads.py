@@ -74,7 +74,7 @@ def triplets(source: str, data: Data, prompt: str | None, with_label: bool) -> T
     dataset, counts = rows(source, data, prompt, with_label)
     names = {*dataset.column_names} - {"neutral"}
     if names != {"anchor", "positive", "negative"} or dataset.data.column("negative").null_count:
-        advice = "for other numbers of negatives use InfoNCELoss"
+        advice = "for other numbers of negatives, use InfoNCELoss"
         raise ValueError(f"{source}: the loss needs exactly one negative in every row: {advice}")
     return dataset, counts
 

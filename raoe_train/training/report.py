@@ -1,4 +1,4 @@
-"""The scores of a run on the dev set and on tasks, and what people look at after it: run.png, and raoe's section in the
+"""The scores of a run on the dev set and on tasks, and the outputs that show them: run.png, and raoe's section in the
 model card."""
 
 import itertools
@@ -107,9 +107,9 @@ def summary(metrics: dict[str, Any]) -> str:
 
 
 def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
-    """Plot the scores before and after training as bars, if there are scores, and below, the logged
-    losses and the dev metric x 100 over the steps. Return whether there is a plot: not if no loss was
-    logged, or if matplotlib fails. The suffix of `path` sets the format."""
+    """Plot the scores before and after training as bars, if there are scores, and below them the
+    logged losses and the dev metric x 100 over the steps. Return whether a plot was written: False
+    if no loss was logged, or if matplotlib fails. The suffix of `path` sets the format."""
     if not any("loss" in entry for entry in log):
         return False
     try:

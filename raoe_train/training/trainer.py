@@ -69,7 +69,7 @@ class Trainer(SentenceTransformerTrainer):
 
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
-        keep: the weight as a number.
+        keep: the weight of the regularizer, as a number.
         meter: the Meter, which measures time and memory of the training loop.
 
     Raises:
@@ -99,7 +99,7 @@ class Trainer(SentenceTransformerTrainer):
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed, self.pretokenize = by_length, packed, pretokenize
         if args.auto_find_batch_size:
-            raise ValueError("auto_find_batch_size has no effect here: set per_device_train_batch_size")
+            raise ValueError("auto_find_batch_size has no effect in rt.Trainer: set per_device_train_batch_size")
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
             raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
@@ -112,7 +112,7 @@ class Trainer(SentenceTransformerTrainer):
             raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
         overridden = [name for name in READ_BATCHES if getattr(type(self), name) is not getattr(Trainer, name)]
         if self.keep and overridden:
-            raise ValueError(f"{type(self).__name__} overrides {overridden[0]}, which would leave out the part of keep")
+            raise ValueError(f"{type(self).__name__} overrides {overridden[0]}, so keep would have no effect")
         self.plans = not overridden
         self.wrapped = dict[Any, Any]()  # {loss: ByLength around it, or the loss if ByLength cannot wrap it}
         self.computed_loss()
@@ -185,7 +185,7 @@ class Trainer(SentenceTransformerTrainer):
             if packed == "auto":
                 packed = self.args.n_gpu == 1 and is_default(self.args.device)
             elif packed and self.args.n_gpu > 1:  # DataParallel would cut the packed row
-                raise ValueError("packed needs a process for each GPU: start training with torchrun")
+                raise ValueError("packed needs one process per GPU: start training with torchrun")
             loss = ByLength(inner, keep=regularizer, packed=packed)
             loss.compiled = self.args.torch_compile
             graphs = self.args.torch_compile and self.args.torch_compile_mode == "reduce-overhead"
@@ -214,7 +214,7 @@ class Trainer(SentenceTransformerTrainer):
         return super().preprocess_dataset(dataset, dataset_name)
 
     def _in_order(self, data: Any, name: str | None) -> Any:
-        """Return a dataset, or {name: dataset}, as its loss reads it. Losses of raoe find columns by name, and all
+        """Return a dataset, or {name: dataset}, as its loss requires. Losses of raoe find columns by name, and all
         other losses by position. Losses of NLI classes get raoe's numbers of the classes."""
         if isinstance(data, Mapping):
             # copies, because sentence-transformers sets transforms on them in place
@@ -223,7 +223,7 @@ class Trainer(SentenceTransformerTrainer):
         reads = getattr(innermost(loss), "reads", None)
         result = in_our_order(data, name or "", by_name=reads is not None, classes=reads in (SCORED_PAIRS, CLASSES))
         if (order := columns_in_order(result)) != columns_in_order(data) and self.is_world_process_zero():
-            print(f"{name}: columns are read by name, in this order: {', '.join(order)}")
+            print(f"{name}: columns were matched by name and reordered for the loss: {', '.join(order)}")
         return result
 
     def add_model_card_callback(self, *arguments: Any) -> None:

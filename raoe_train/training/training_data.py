@@ -103,7 +103,7 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
 
 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
-    """Return the teacher's raw cosines within each list, [n, n] float32 each, with 0 for a zero embedding.
+    """Return one [n, n] float32 array per list: the teacher's raw cosines, with 0 for a zero embedding.
 
     The cache stores these cosines, not embeddings: 4 n^2 bytes for each list (4 kB for 33 sentences). Runs with another
     omega, ablation or seed can share the cache.
@@ -228,7 +228,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
 
 
 def check_scores(name: str, loss: Any, data: Any) -> None:
-    """Raise ValueError if a loss would read NLI labels as scores, because a column label without a score has scores."""
+    """Raise ValueError if a loss would read NLI labels as scores. Without a column score, the column label is read."""
     kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
     is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
     if is_read and max(filter(None, data.unique("label")), default=0) > 1:
@@ -268,7 +268,7 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
             if leave_out and len(places) < len(dataset):
                 kept[key] = dataset.select(places).flatten_indices(keep_in_memory=True)
     if count := sum(pair in shared for pair in pairs):
-        what = "left out of training" if leave_out else "dev scores will be too high"
+        what = "they are left out of training" if leave_out else "dev scores will be too high"
         print(f"warning: {count} of the {len(pairs)} dev pairs of {name} are also training pairs: {what}")
     return DatasetDict(kept)
 
@@ -325,7 +325,7 @@ def check_prompts(prompts: Any, *data: Any) -> None:
     mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if known else []
     if unknown := sorted({name for each in mappings for name in each} - known):
         listed = ", ".join(sorted(known))
-        logger.warning("prompts: %r is no column or dataset (%s), so its prompt is not used", unknown[0], listed)
+        logger.warning("prompts: %r is not a column or dataset (%s), so its prompt is not used", unknown[0], listed)
 
 
 def own_prompts(model: Any, data: Any) -> Any:
@@ -343,7 +343,7 @@ def own_prompts(model: Any, data: Any) -> Any:
             print(f"the encoder's default prompt is added to all texts: {default!r}")
         return default
     if first not in NAMES["anchor"]:
-        reason = f"{first} is no column of queries ({', '.join(NAMES['anchor'])})"
+        reason = f"{first} is not a column of queries ({', '.join(NAMES['anchor'])})"
         print(f"the encoder's prompts for queries and documents are not used: {reason}")
         return default
     print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")

@@ -77,7 +77,7 @@ def test_columns(tmp_path):
     assert read_pairs(path, columns={"premise": "q", "text2": "answer", "label": None})["sentence1"] == ["a"]  # aliases
     with pytest.raises(ValueError, match="columns must be a mapping"):
         read_pairs(path, columns=3)
-    with pytest.raises(ValueError, match="two names of sentence1 in columns"):
+    with pytest.raises(ValueError, match="two names for sentence1 in columns"):
         read_pairs(path, columns={"premise": "q", "sentence1": "q"})
     with pytest.raises(ValueError, match="did you mean 'sentence1'"):
         read_pairs(path, columns={"sentense1": "q"})
@@ -175,7 +175,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
     reasons = ("malformed row", "blank line", "bad score", "empty sentence", "no gold label", "unknown label")
     assert data["sentence1"] == ["a", "h"]
     assert counts == {"read": 8, "kept": 2, "dropped": dict.fromkeys(reasons, 1)}
-    assert "6 of 8 rows left out" in caplog.text
+    assert "6 of 8 rows were left out" in caplog.text
     bad = write(tmp_path / f"bad{suffix}", HEADER + "a\tb\t1\t-\tx\n" * 5)
     with pytest.raises(ValueError, match=r"in 5 rows: 5 x no gold label\n  .*line 2: .*\n.*line 3: .*\n.*line 4: .*$"):
         read_pairs(bad)
@@ -194,7 +194,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.tsv", b"sentence1\tsentence2\na\tb\n\xff\tb\n", "line 3: not UTF-8"),
         ("a.tsv", "sentence1\tsentence1\na\tb\n", "line 1: the header has a duplicate column name"),
         ("a.csv", "sentence1;sentence2\na, b;c\n", "line 2: 2 fields, but the header has 1: separate them with commas"),
-        ("a.csv", "a, b\tc\td\t5\n", r"line 1: a \.csv file with tabs instead of commas: rename it to \.tsv"),
+        ("a.csv", "a, b\tc\td\t5\n", r"line 1: this \.csv file has tabs instead of commas: rename it to \.tsv"),
         ("a.tsv", "", "no usable pair in 0 rows"),
         ("a.tsv", "sentence1\tsentence2\tlabel\na\tb\t-\n", "no usable pair in 1 rows: 1 x no gold label"),
     ],

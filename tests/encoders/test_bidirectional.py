@@ -129,7 +129,7 @@ def test_invalid_calls():
     ids, mask = padded("left", 0)
     with pytest.raises(ValueError, match="no key-value cache"):
         model(input_ids=ids, use_cache=True)
-    with pytest.raises(ValueError, match=r"must be \[batch, length\]"):
+    with pytest.raises(ValueError, match=r"must have shape \[batch, length\]"):
         model(input_ids=ids, attention_mask=mask[:, None, None])
 
 

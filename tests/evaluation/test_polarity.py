@@ -58,7 +58,7 @@ def test_against_brute_force(classes):
     ("change", "message"),
     [
         ({"k": 5}, "k is 5, but there are only 4 source sentences: lower k"),
-        ({"reference": circle(0, 1)}, "reference has 2 rows for 6"),
+        ({"reference": circle(0, 1)}, "reference needs one row per text .*: expected 6, got 2"),
     ],
 )
 def test_invalid_settings(change, message):

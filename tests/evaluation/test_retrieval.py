@@ -235,10 +235,10 @@ def test_bad_folders(tmp_path, corpus, queries, qrels, message):
 @pytest.mark.parametrize(
     ("corpus", "qrels", "warning"),
     [
-        (CORPUS, [("a", "1", 1), ("b", "9", 1), ("c", "1", 1)], "2 of 3 rows left out: {'unknown id': 2}"),
+        (CORPUS, [("a", "1", 1), ("b", "9", 1), ("c", "1", 1)], "2 of 3 rows were left out: {'unknown id': 2}"),
         (CORPUS, [("a", "1", 1), ("b", "1", 0)], "1 of 2 queries left out: no relevant passage"),
         ([*CORPUS, {"_id": "3", "title": "", "text": " "}, {"_id": "4"}], [("a", "1", 1), ("b", "2", 1)],
-         "corpus.jsonl: 2 of 4 rows left out: {'no text': 2}"),
+         "corpus.jsonl: 2 of 4 rows were left out: {'no text': 2}"),
         (
             [*CORPUS, {"_id": "3", "text": "one"}, {"_id": "4", "text": "one"}],
             [("a", "1", 1), ("b", "4", 1)],

@@ -250,7 +250,7 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
     ("more", "message"),
     [
         ({"generation.top_p": 0.5}, "no effect on greedy decoding"),
-        ({"generation.method": "single-step", "generation.prompt": "few-shot"}, "few-shot does not work with"),
+        ({"generation.method": "single-step", "generation.prompt": "few-shot"}, "'few-shot' does not work with"),
         ({"output": "chains.json"}, r"must name a \.jsonl file"),
         ({"model.name": ""}, r"model\.name is missing"),
     ],

@@ -65,7 +65,7 @@ def test_the_same_tokens_are_the_same_text():
 
 def test_no_texts_to_compare():
     for column in ({"pixel_values": torch.zeros(2, 3)}, {**padded(5), "modality": ("text", "image")}):
-        with pytest.raises(ValueError, match=r"a column is not text-only.*mask_duplicates=False"):
+        with pytest.raises(ValueError, match=r"a column has inputs other than text.*mask_duplicates=False"):
             InfoNCELoss(None)([column, column])
 
 
@@ -153,7 +153,7 @@ def test_initial_scale_and_bias_are_the_papers():
 
 def test_bad_input():
     for scale in (200.0, 0.5):
-        with pytest.raises(ValueError, match="with learn_scale the scale must be from 1 to 100"):
+        with pytest.raises(ValueError, match="with learn_scale, the scale must be from 1 to 100"):
             SigmoidLoss(None, scale)
     columns = embeddings(3)
     for given in (columns[:1], [*columns[:2], columns[2][1:]]):

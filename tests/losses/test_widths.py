@@ -49,7 +49,7 @@ def test_equals_matryoshka_loss(loss, settings, mini_batch_size, by_length):
 def test_one_width_less_than_all():
     model = tiny_encoder()
     features, labels = batch(model)
-    with pytest.warns(UserWarning, match=r"matryoshka_dims \[5\] lacks 16"):
+    with pytest.warns(UserWarning, match=r"matryoshka_dims \[5\] do not include the model's 16"):
         value, _ = step(losses.CoSENTLoss(model, matryoshka_dims=[5]), model, features, labels)
     cut = [model(dict(column))["sentence_embedding"][:, :5] for column in features]
     torch.testing.assert_close(value, losses.CoSENTLoss(model).compute_loss_from_embeddings(cut, labels).detach())

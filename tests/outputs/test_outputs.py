@@ -193,7 +193,7 @@ def test_wait_ends_if_rank_zero_has_ended(tmp_path, monkeypatch):
     output, ended = Output(path, {"seed": 1}), []
 
     def wait():
-        with pytest.raises(OSError, match="rank 0 has ended without") as error:
+        with pytest.raises(OSError, match="rank 0 has ended without writing") as error:
             output.wait()
         ended.append(error)
 

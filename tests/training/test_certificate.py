@@ -277,6 +277,7 @@ def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate):
     changes = {"data.train": [str(tmp_path / "own.tsv")], "data.dev": None, "training": {"min_steps": 4}, "loss": None}
     metrics = run("train", "adapt", **options(tmp_path, **changes, **{"evaluation.guard_budget": None}))
     output = capsys.readouterr().out
-    assert f": {loss}\n" in output and f"learning rate {float(rate):g}, for 0M parameters" in output
+    reason = "queries and passages" if loss == "InfoNCELoss" else "0M parameters"
+    assert f", so the loss is {loss}\n" in output and f"learning rate {float(rate):g}, for {reason}\n" in output
     assert f"class_path: {loss}" in (tmp_path / "out" / "recipe.yaml").read_text()
     assert metrics["certificate"]["metric"] == ("spearman" if loss == "PearsonLoss" else "ndcg@10")

@@ -178,7 +178,8 @@ def test_each_way_into_the_trainer_reads_the_columns_alike(tmp_path, capsys, nam
         values |= {round(value, 9) for value in ways}
     assert len(values) == 1
     order = {"positive": "anchor, positive", "question": "question, answer, context"}.get(names[0])
-    assert ("columns are read by name, in this order: " in capsys.readouterr().out) == (is_ours and order is not None)
+    said = "columns were matched by name and reordered for the loss: "
+    assert (said in capsys.readouterr().out) == (is_ours and order is not None)
 
 
 def test_all_rows_are_evaluated_and_predicted(tmp_path):
@@ -249,7 +250,7 @@ def test_a_subclass_of_their_trainer_becomes_one_of_ours(tmp_path):
 
 def test_a_part_of_the_loss_that_would_be_left_out_is_refused(tmp_path):
     kind = type("Sub", (rt.Trainer,), {"compute_loss": lambda self, *inputs, **form: 0})
-    with pytest.raises(ValueError, match="Sub overrides compute_loss, which would leave out the part of keep"):
+    with pytest.raises(ValueError, match="Sub overrides compute_loss, so keep would have no effect"):
         kind(tiny_encoder(), Arguments(str(tmp_path), use_cpu=True), scored(), loss=cosine, keep=1.0)
 
 

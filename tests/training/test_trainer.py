@@ -202,7 +202,7 @@ def test_packed_auto_needs_one_gpu_and_triton(tmp_path, encoder, monkeypatch):
         plan = loss.plan(columns, {"score": torch.zeros(2), "label": torch.zeros(2)})
         assert ("cu_seq_lens_q" in plan.runs[0]) == expected
     trainer.packed = True
-    with pytest.raises(ValueError, match="packed needs a process for each GPU: start training with torchrun"):
+    with pytest.raises(ValueError, match="packed needs one process per GPU: start training with torchrun"):
         trainer.wrap_loss(RAOELoss(model))
 
 
@@ -265,7 +265,7 @@ def test_prompts_by_column(tmp_path, capsys, own, query, document, first):
         expected = model.tokenizer([prompt + text for text in texts], padding=True)["input_ids"]
         assert batch[f"{name}_input_ids"].tolist() == expected
     said = f"the encoder's own prompts: {query!r} for {first}, {document!r} for other columns\n"
-    unused = f"the encoder's prompts for queries and documents are not used: {first} is no column of queries"
+    unused = f"the encoder's prompts for queries and documents are not used: {first} is not a column of queries"
     printed = capsys.readouterr().out
     if first == "sentence1" and "query" in own:
         assert printed.startswith(unused)

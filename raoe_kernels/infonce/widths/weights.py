@@ -44,7 +44,7 @@ def with_weights(sweep: Sweep) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def each_width(module: ModuleType) -> Sweep:
-    """Return a sweep that calls a backend for single widths, `module`, once per width."""
+    """Return a `sweep` that calls `module`, a backend for a single width, once per width."""
 
     def sweep(problem: Problem, weights: Tensor, needs: Needs) -> tuple[Tensor, Gradients]:
         inputs = list(zip(problem.rows, needs, strict=False))

@@ -86,7 +86,8 @@ class BidirectionalModel(PreTrainedModel):
         is_padded = attention_mask is None or attention_mask.shape == inputs.shape[:2]
         is_packed = attention == PACKED and "cu_seq_lens_q" in kwargs
         if not is_packed and (not is_padded or "cu_seq_lens_q" in kwargs):
-            raise ValueError(f"attention_mask must be [batch, length]; packed texts need attn_implementation {PACKED}")
+            advice = f"to pack texts, set attn_implementation to {PACKED}"
+            raise ValueError(f"attention_mask must have shape [batch, length]; {advice}")
         if self.config.bidirectional_layers:
             kwargs["lifted"] = self._masks(inputs, attention_mask)
         return self.decoder(
