@@ -14,13 +14,12 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from raoe_train.processes import rank_and_world
@@ -29,7 +28,6 @@ MADE_FROM = "made_from.json"  # record of a folder
 NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files of a run that has no work to resume
 UNFINISHED = ("checkpoints", "initial", "teacher")  # folders in the folder of an unfinished run
 BESIDE = (".json", ".parts", ".failed.jsonl", ".examples.npz")  # suffixes of paths beside an output file
-SHARD = 4096  # sentences or pairs in a part; a killed process loses at most one part
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)  # of a file system without locks
 POLL = 0.2  # seconds between checks for the work of other processes
 PATIENCE = 600.0  # seconds to wait for another process, which may have ended
@@ -327,66 +325,6 @@ def replacing_model(output: Output) -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
     remove(saved)
-
-
-def write_parts(
-    folder: Path, items: Sequence[Any], make: Callable[[Any], np.ndarray], name: str, size: int = 0, sync: bool = False
-) -> list[Path]:
-    """Make an array part by part: write this process's share of the missing parts, and return the paths of all parts.
-    Rank 0 waits for the other processes and, after PATIENCE seconds, makes the parts that they have not made.
-
-    Args:
-        folder: where finished parts are kept, from which an interrupted job resumes.
-        items: what to make the array from, equal in all processes.
-        make: function that returns the rows of the array for some of the items.
-        name: what the progress bar of rank 0 shows. It counts the parts of all processes.
-        size: number of items in a part, by default SHARD. A part does not depend on the number of processes.
-        sync: whether all processes wait and read the parts, not only rank 0.
-    """
-    from tqdm import tqdm  # here, because the command line sets variables that tqdm reads at import
-
-    (rank, world), size = rank_and_world(), size or SHARD
-    # parts of another size have other names
-    paths = {start: folder / f"{start:09d}+{size}.npy" for start in range(0, len(items), size)}
-    names = {path.name for path in paths.values()}
-    own = [start for number, start in enumerate(paths) if number % world == rank]
-    missing = [start for start in own if not paths[start].exists()]
-
-    def count() -> int:
-        """Return the number of parts that all processes together have made."""
-        return len(names.intersection(os.listdir(folder))) if folder.exists() else 0
-
-    def write(start: int) -> None:
-        with replacing(paths[start]) as temporary:
-            np.save(temporary, make(items[start : start + size]))
-
-    done = count()
-    if len(missing) < len(own):
-        print(f"{name}: resuming after {done} of {len(paths)} parts", flush=True)
-    is_silent = rank > 0 or len(paths) == 1
-    with tqdm(desc=name, unit="part", total=len(paths), initial=done, disable=is_silent) as bar:
-        for start in missing:
-            write(start)
-            bar.update(count() - bar.n)
-        deadline = time.monotonic() + PATIENCE * (rank + 1)  # rank 0 begins
-        # from the end, because slow processes are still at the start
-        for start in reversed(paths) if rank == 0 or sync else ():
-            while not paths[start].exists() and time.monotonic() < deadline:
-                time.sleep(POLL)
-                bar.update(count() - bar.n)
-            if not paths[start].exists():
-                write(start)
-    return [*paths.values()]
-
-
-def read_parts(paths: Sequence[Path]) -> np.ndarray:
-    """Return the array of all parts. np.concatenate would keep the parts in memory, too."""
-    parts, end = [np.load(path, mmap_mode="r") for path in paths], 0
-    whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
-    while parts:
-        part = parts.pop(0)
-        whole[end : (end := end + len(part))] = part
-    return whole
 
 
 def files_in(path: Path) -> list[Path]:

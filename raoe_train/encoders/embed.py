@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from raoe_train.inputs import recorded
-from raoe_train.outputs import digest, read_parts, write_parts
+from raoe_train.outputs import digest
+from raoe_train.parts import read_parts, write_parts
 from raoe_train.settings import CONDITIONAL, PROMPTS, Encoder
 
 SORTED = 4096  # number of sentences that are tokenized and sorted by length together

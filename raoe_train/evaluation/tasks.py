@@ -16,7 +16,8 @@ from raoe_train.data.pairs import is_conditional
 from raoe_train.data.public import STS, TRANSFER
 from raoe_train.data.sources import BUILTIN, Source, is_file
 from raoe_train.encoders.embed import encode_sentences, print_cut, prompt_of
-from raoe_train.outputs import beside, digest, read_parts, replacing, write_parts
+from raoe_train.outputs import beside, digest, replacing
+from raoe_train.parts import read_parts, write_parts
 from raoe_train.processes import rank_and_world
 from raoe_train.settings import Classifier, Polarity
 

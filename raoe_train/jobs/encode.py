@@ -9,7 +9,8 @@ from raoe_train.data.sources import Texts, read_sentences
 from raoe_train.encoders.embed import encode_sentences, print_cut, refuse_conditional
 from raoe_train.jobs.settings import EncodeConfig
 from raoe_train.jobs.shared import job, require
-from raoe_train.outputs import Output, replacing, write_parts
+from raoe_train.outputs import Output, replacing
+from raoe_train.parts import write_parts
 from raoe_train.processes import print_on_rank_zero, rank_and_world
 
 

@@ -30,7 +30,8 @@ from raoe_train.encoders.embed import CHUNK, embedding_parts, nearest_by_class, 
 from raoe_train.evaluation.retrieval import read_passages
 from raoe_train.jobs.settings import MineConfig
 from raoe_train.jobs.shared import job, require
-from raoe_train.outputs import Output, read_parts
+from raoe_train.outputs import Output
+from raoe_train.parts import read_parts
 from raoe_train.processes import print_on_rank_zero, rank_and_world
 from raoe_train.settings import Mining
 

@@ -15,7 +15,8 @@ from raoe_train.data.sources import Texts
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.jobs.settings import ScoreConfig
 from raoe_train.jobs.shared import job, require
-from raoe_train.outputs import Output, read_parts, write_parts
+from raoe_train.outputs import Output
+from raoe_train.parts import read_parts, write_parts
 from raoe_train.processes import rank_and_world
 from raoe_train.settings import FrozenEncoder
 

@@ -33,7 +33,8 @@ from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import Reading, Task
 from raoe_train.inputs import recorded
 from raoe_train.losses.collators import LISTS, RANKING
-from raoe_train.outputs import digest, read_parts, write_parts
+from raoe_train.outputs import digest
+from raoe_train.parts import read_parts, write_parts
 from raoe_train.settings import FrozenEncoder, Teacher
 
 logger = logging.getLogger(__name__)

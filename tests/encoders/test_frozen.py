@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from raoe_train import outputs
+from raoe_train import parts
 from raoe_train.config import hints_of
 from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.load import Changes, as_model, load_encoder
@@ -94,13 +94,13 @@ def test_encoder_with_custom_code_is_loaded_unchanged(tmp_path):
 
 
 def test_embeddings_are_cached(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "SHARD", 4)
+    monkeypatch.setattr(parts, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")
     np.testing.assert_allclose(made, SentenceTransformer(encoder, device="cpu").encode(SENTENCES), atol=1e-6)
     assert len(list(tmp_path.glob("*/*.npy"))) == 3
     monkeypatch.setattr(frozen, "encode_sentences", None)  # nothing is encoded again, for any role and batch size
-    parts = frozen.embedding_parts(Model(encoder), SENTENCES, "other role", tmp_path)
-    np.testing.assert_array_equal(outputs.read_parts(parts), made)
+    paths = frozen.embedding_parts(Model(encoder), SENTENCES, "other role", tmp_path)
+    np.testing.assert_array_equal(parts.read_parts(paths), made)
     with pytest.raises(TypeError):
         frozen.embeddings(teacher, SENTENCES[:4], "reference")

@@ -122,13 +122,13 @@ def _draw(rng: random.Random, seconds: float, operations: int) -> Moment:
 
 def _do(name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str) -> None:
     """In the child: run the job, count its file operations, and exit at `moment`."""
-    from raoe_train import outputs
+    from raoe_train import parts
     from raoe_train.cli import run
 
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    outputs.SHARD = SHARD
+    parts.SHARD = SHARD
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         paths = changed(event, arguments, folder)

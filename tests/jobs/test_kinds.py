@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import raoe_train as rt
-from raoe_train import cli, outputs
+from raoe_train import cli, outputs, parts
 from raoe_train.config import keywords_of
 from raoe_train.data.sources import labels_of
 from raoe_train.jobs.settings import CheckConfig, EncodeConfig, EvaluateConfig
@@ -157,7 +157,7 @@ def test_a_failed_job_leaves_no_folders(tmp_path, encoder, texts, job):
 
 def test_encode_resumes_and_keeps_shards_only_until_the_end(tmp_path, encoder, texts, monkeypatch):
     """Shards of four rows; the second run computes the missing ones, and the result is that of one piece."""
-    monkeypatch.setattr(outputs, "SHARD", 4)
+    monkeypatch.setattr(parts, "SHARD", 4)
     options = {"model": {"name": encoder, "device": "cpu"}, "data": {"input": texts}, "output": str(tmp_path / "o.npy")}
     encode, calls = sys.modules["raoe_train.jobs.encode"], []
     whole = encode.encode_sentences

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from raoe_train import outputs, run
+from raoe_train import parts, run
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders import embed as frozen
 from raoe_train.jobs.score import TEACHERS, resolve_teachers
@@ -43,7 +43,7 @@ def scored(pairs, teachers, output, **more):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(outputs, "SHARD", 8)
+    monkeypatch.setattr(parts, "SHARD", 8)
 
 
 @pytest.fixture

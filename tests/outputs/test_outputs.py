@@ -11,9 +11,10 @@ import threading
 import numpy as np
 import pytest
 
-from raoe_train import outputs
+from raoe_train import outputs, parts
 from raoe_train.cli import main
-from raoe_train.outputs import Output, different, digest, locked, read_parts, replacing_model, write_parts
+from raoe_train.outputs import Output, different, digest, locked, replacing_model
+from raoe_train.parts import read_parts, write_parts
 
 SETTINGS = {"model": {"name": "m"}, "rows": None}
 OTHER = {"model": {"name": "n"}, "rows": None}
@@ -131,7 +132,7 @@ def test_parts_are_computed_once(tmp_path, capsys):
 def test_each_process_makes_its_share_of_the_shards(tmp_path, monkeypatch):
     made: list = []
     monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setattr(outputs, "PATIENCE", 0.3)
+    monkeypatch.setattr(parts, "PATIENCE", 0.3)
     for rank in (2, 0):
         monkeypatch.setenv("RANK", str(rank))
         paths = write_parts(tmp_path, range(16), lambda run: made.append([*run]) or np.square([*run]), "squares", 3)
@@ -167,7 +168,7 @@ def test_processes_do_not_share_a_temporary_file(tmp_path, monkeypatch):
 PEAK = r"""
 import re, sys
 from pathlib import Path
-from raoe_train.outputs import read_parts
+from raoe_train.parts import read_parts
 
 peak = lambda: 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
 before = peak()

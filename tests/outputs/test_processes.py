@@ -246,7 +246,7 @@ ENCODE = """
 import os, sys
 from pathlib import Path
 import raoe_train as rt
-from raoe_train import outputs
+from raoe_train import outputs, parts
 from sentence_transformers import SentenceTransformer
 
 name, recipe, folder, most, *ranks = sys.argv[1:]
@@ -259,8 +259,8 @@ def counted(*arguments, **keywords):
     count += 1
     return real(*arguments, **keywords)
 
-outputs.SHARD, SentenceTransformer.encode = 16, counted
-outputs.PATIENCE = 2 if ranks or most == "1" else 600
+parts.SHARD, SentenceTransformer.encode = 16, counted
+outputs.PATIENCE = parts.PATIENCE = 2 if ranks or most == "1" else 600
 rt.run(name, recipe)
 Path(folder, os.environ.get("RANK", "0")).write_text(str(count))
 """
@@ -326,7 +326,7 @@ KILLED_ONCE = """
 import os, pkgutil, signal, sys
 from pathlib import Path
 import raoe_train as rt
-from raoe_train import outputs
+from raoe_train import outputs, parts
 
 name, recipe, mark, target = sys.argv[1:]
 owner, attribute = target.rsplit(".", 1)
@@ -341,7 +341,7 @@ def counted(*arguments, **keywords):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments, **keywords)
 
-outputs.SHARD = 16
+parts.SHARD = 16
 setattr(owner, attribute, counted)
 rt.run(name, recipe)
 """

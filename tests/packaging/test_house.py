@@ -13,7 +13,7 @@ from torch.utils._device import _device_constructors
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included. One bound for all rooms, with room for a feature: exact ones reward dense code.
-MOST = {"raoe_train": 12_500}
+MOST = {"raoe_train": 12_650}
 GOALS = {"raoe_train": 9_000, "tests": 18_500}  # of the redesign to a small package; then they become the bounds
 LONGEST = 400  # lines of a file of code
 
