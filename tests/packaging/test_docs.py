@@ -151,7 +151,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
         values("adapt", *SIZES, "training.min_steps"),
     ),
-    ("docs/adapt.md", r"Of ([\d,]+) rows or more, a tenth is held out as the dev set; fewer", (f"{FEW:,}",)),
+    ("docs/adapt.md", r"With ([\d,]+) rows or more, a tenth is held out as the dev set; fewer", (f"{FEW:,}",)),
     ("docs/adapt.md", r"may fall by at most (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
     (
         "docs/losses.md",
