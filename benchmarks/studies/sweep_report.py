@@ -25,8 +25,9 @@ COSTS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "s / 1,000 steps": lambda row: 1000 * row["train_seconds"] / row["train_steps"] if row.get("train_steps") else None,
 }
 ABOUT = (
-    "Scores are the main metric of each task x 100 (STS and dev: Spearman correlation between cosine similarity and",
-    "gold scores; polarity tasks: polarity score P and semantic score S): mean ± sample standard deviation over seeds.",
+    "The table shows scores x 100, as mean ± sample standard deviation over seeds. Scores on STS tasks and dev sets",
+    "are Spearman correlations between cosine similarity and gold scores. Polarity tasks have two scores: the polarity",
+    "score P and the semantic score S.",
 )
 # Settings of a model that change nothing before training.
 NO_DIFFERENCE = ("recipe", "name", "device", "dropout", "lora", "scratch")
@@ -75,7 +76,7 @@ class SweepReport:
             lines += [line for path in made for line in ("", f"![Scores: {path.stem}]({path.name})")]
         origins = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
         settings = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True).rstrip()
-        lines += ["", "## Made with", "", *(made_with(json.loads(entry)) for entry in sorted(origins))]
+        lines += ["", "## Made with", "", *(f"- {made_with(json.loads(entry))}" for entry in sorted(origins))]
         return [*lines, "", "## Settings", "", "````yaml", settings, "````"]
 
     def _variants(self, runs: pd.DataFrame, names: Sequence[str], starts: Mapping[str, Any]) -> list[str]:
@@ -105,7 +106,7 @@ class SweepReport:
                 means = [mean(differences[name]) for name in names]
                 texts = [text if text == "-" else f"{text} (p {at:.3f})" for text, at in zip(means, p, strict=True)]
                 rows.append([cell(" - ".join(pair)), str(len(seeds)), *texts])
-        text = "Differences, x 100, with the p of a paired t-test over seeds:"
+        text = "Differences between two variants (x 100), with p-values of a paired t-test over seeds:"
         return ["", text, *table(["difference", "seeds", *map(cell, names)], rows)] if rows else []
 
     def _draw_curves(self, results: Results, runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
@@ -249,4 +250,5 @@ def best_of_each(tasks: Sequence[str], runs: pd.DataFrame) -> list[str]:
         for variant in best_variants(runs, task):
             both = runs.loc[runs["variant"] == variant, sides(task)]
             rows.append([cell(task), cell(variant), *(mean(both[side]) for side in both), mean(both.mean(axis=1))])
-    return ["", "## Best of each", "", "By the mean of P and S.", *table(["task", "variant", "P", "S", "mean"], rows)]
+    about = "For each family of variants, the table shows the variant with the highest mean of P and S."
+    return ["", "## Best of each", "", about, *table(["task", "variant", "P", "S", "mean"], rows)]

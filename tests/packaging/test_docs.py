@@ -151,7 +151,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
         values("adapt", *SIZES, "training.min_steps"),
     ),
-    ("docs/adapt.md", r"Of ([\d,]+) rows or more, a tenth is held out as the dev set; fewer", (f"{FEW:,}",)),
+    ("docs/adapt.md", r"With ([\d,]+) rows or more, a tenth is held out as the dev set; fewer", (f"{FEW:,}",)),
     ("docs/adapt.md", r"may fall by at most (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
     (
         "docs/losses.md",
@@ -256,7 +256,7 @@ def test_user_pages_stay_short():
     pages = [page for page in PAGES if "raoe_kernels" not in page.parts]
     user = [str(page.relative_to(ROOT)) for page in pages if not laboratory.match(str(page.relative_to(ROOT)))]
     assert len(user) <= 22, user
-    assert sum(text(page).count("\n") for page in user) <= 3000  # a ceiling: no sentence is shortened to meet it
+    assert sum(text(page).count("\n") for page in user) <= 3110  # a ceiling: no sentence is shortened to meet it
     assert text("README.md").count("\n") <= 130
 
 
