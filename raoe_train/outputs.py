@@ -153,8 +153,8 @@ class Output:
                 record has other settings and `overwrite` is False.
         """
         if self.path.exists() and self.path.is_dir() != self.folder:
-            kind = "folder" if self.path.is_dir() else "file"
-            raise ValueError(f"output {self.path} is a {kind}: choose another output")
+            kind, needed = ("file", "folder") if self.folder else ("folder", "file")
+            raise ValueError(f"output {self.path} is a {kind}, but this job writes a {needed}: choose another output")
         record, exists = read_json(self.record), self._exists()
         if "settings" not in record:
             if exists or self.record.exists():
@@ -171,8 +171,8 @@ class Output:
             return result
         if changed and exists and not self.overwrite:
             how = f"with other settings or inputs (different: {', '.join(changed)})"
-            advice = "choose another output, or replace it with --overwrite"
-            raise ValueError(f"output {self.path} was made {how}: {advice}")
+            advice = "choose another output, or pass --overwrite to replace this output"
+            raise ValueError(f"output {self.path} was written {how}: {advice}")
         return None
 
     @property

@@ -178,7 +178,7 @@ def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tens
     if _readable(cu_seqlens):
         if cu_seqlens[0] < 0 or cu_seqlens[-1] > q.shape[0] or (cu_seqlens.diff() < 0).any():
             got = cu_seqlens.tolist()
-            raise ValueError(f"cu_seqlens must be non-decreasing and from 0 to {q.shape[0]} (all tokens), got {got}")
+            raise ValueError(f"values of cu_seqlens must not decrease, and be from 0 to {q.shape[0]} (the tokens), got {got}")
         if (cu_seqlens.diff() > max_seqlen).any():
             raise ValueError(f"max_seqlen must be at least the longest sequence's length, got {max_seqlen} for "
                              f"cu_seqlens {cu_seqlens.tolist()}")  # fmt: skip

@@ -92,7 +92,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Optio
 def _select(q: Tensor, padding: Padding, options: Options, backend: str) -> Any:
     """Return the backend for a call through the torch.library operator, as under torch.compile.
 
-    The operator's backward pass repeats the forward pass of `scan`, for which torch would draw another dropout mask. So
+    The operator's backward pass computes the forward pass of `scan` again, with a different dropout mask from torch. So
     with dropout, `reference` replaces `scan`.
     """
     problem = Problem(q, padding, options, True)

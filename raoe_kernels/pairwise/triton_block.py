@@ -124,7 +124,8 @@ def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Return, for each place of a new order, the current position of its element. In each group, zeros come first."""
+    """Return, for each place of a new order, the current position of its element. In each group, elements whose bit is
+    0 (`zero` is 1) come first."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero

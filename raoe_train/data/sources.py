@@ -80,7 +80,7 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     """Split a pool SOURCE+SOURCE into its sources. For a name that is not a pool, return [name]."""
     text = os.fspath(name)
     if not text:
-        raise ValueError("the name of a source is empty: use FILE, FILE#SPLIT or a name on a hub")
+        raise ValueError("the name of a source is empty: use FILE, FILE#SPLIT or the name of a dataset on a hub")
     if any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0])):
         return [text]
     parts = text.split("+")
@@ -285,7 +285,7 @@ def _dataset_rows(where: str, table: Any) -> Rows:
 
     table = from_frames(table)
     if not isinstance(table, Dataset):
-        kinds = "a file, a name on a hub, a Dataset or a DataFrame"
+        kinds = "a file, the name of a dataset on a hub, a Dataset or a DataFrame"
         raise ValueError(f"a data source must be {kinds}, got {table!r:.100}")
     return batch_rows(where, table.iter(1000), table.features)
 

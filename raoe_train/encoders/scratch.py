@@ -97,7 +97,7 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
         changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
             advice = "set model.lora to {} to train this adapter, or merge it first with raoe-train export --merge"
-            raise ValueError(f"the model has a LoRA adapter with other values of {', '.join(changed)}: {advice}")
+            raise ValueError(f"the model has a LoRA adapter with other {', '.join(changed)} than model.lora: {advice}")
     else:
         if getattr(model, "is_loaded_in_4bit", False):  # also converts norms and embeddings to float32
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

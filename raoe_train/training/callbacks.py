@@ -240,7 +240,7 @@ class FiniteCheck(TrainerCallback):
         elif not math.isfinite(loss):
             problem = f"the loss is {float(loss)}"
             if self.before is not None and not has_finite_weights(self.trainer.model):
-                raise not_finite(self.trainer, step - 1, f"{LEFT} ({problem} after it)", self.before)
+                raise not_finite(self.trainer, step - 1, f"{LEFT} (in the next step, {problem})", self.before)
             raise not_finite(self.trainer, step, problem, self.batch)
 
     def _read_late(self, most: int) -> None:

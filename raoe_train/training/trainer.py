@@ -150,7 +150,7 @@ class Trainer(SentenceTransformerTrainer):
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """Create the loss if it is a function of the model, and average its own gradients over processes."""
         if isinstance(loss, str):
-            raise ValueError(f"loss must be a loss, not its name: pass rt.losses.{loss}(model)")
+            raise ValueError(f"loss must be a loss object, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
         if isinstance(loss, ByLength):
             if loss.keep is not None:
@@ -368,10 +368,10 @@ class Trainer(SentenceTransformerTrainer):
             files = [Path(checkpoint, f"loss_state_{process}.pt") for process in (self.args.process_index, 0)]
             file = next((file for file in files if file.is_file()), None)
             state = {} if file is None else torch.load(file, map_location="cpu", weights_only=True)
-            if {name: value.shape for name, value in state.items()} != {n: value.shape for n, value in target.items()}:
+            if shapes_of(state) != shapes_of(target):
                 raise ValueError(
-                    f"{checkpoint} belongs to another loss: this loss has {', '.join(sorted(target))}, but the "
-                    f"checkpoint has {', '.join(sorted(state)) or 'nothing'}; resume with its own loss, or start over"
+                    f"{checkpoint} was saved with another loss: this loss has the tensors {shapes_of(target)}, but the "
+                    f"checkpoint has {shapes_of(state)}; resume with the loss of the checkpoint, or start over"
                 )
             for name, value in target.items():
                 value.copy_(state[name])
@@ -393,3 +393,7 @@ class Trainer(SentenceTransformerTrainer):
 def _average_gradient(parameter: Any) -> None:
     torch.distributed.all_reduce(parameter.grad)
     parameter.grad /= get_world_size()
+
+
+def shapes_of(state: Mapping[str, torch.Tensor]) -> str:
+    return ", ".join(f"{name} {[*value.shape]}" for name, value in sorted(state.items())) or "none"

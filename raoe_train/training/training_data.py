@@ -229,7 +229,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
 
 
 def check_scores(name: str, loss: Any, data: Any) -> None:
-    """Raise ValueError if a loss would read NLI labels as scores. Without a column score, the column label is read."""
+    """Raise ValueError if a loss would read NLI labels as scores: without a column `score`, it reads `label`."""
     kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
     is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
     if is_read and max(filter(None, data.unique("label")), default=0) > 1:

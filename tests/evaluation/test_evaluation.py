@@ -145,7 +145,7 @@ def test_evaluate_job(saved, model, tasks, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == {**result, "finished": True, "files": []}
     assert evaluated() == result
     (Path(saved) / "notes.txt").write_text("trained anew")  # so the results are outdated
-    with pytest.raises(ValueError, match="was made with other settings or inputs"):
+    with pytest.raises(ValueError, match="was written with other settings or inputs"):
         evaluated()
     (Path(saved) / "notes.txt").unlink()
 
@@ -161,7 +161,7 @@ def test_encode_job(saved, model, tmp_path):
     results = encoded("a.txt.gz", "\n".join(lines) + "\n")
     assert (results.shape, results.dtype) == ((4, 16), np.float32)
     np.testing.assert_allclose(results, model.encode(lines), atol=1e-6)
-    with pytest.raises(ValueError, match="was made with other settings or inputs"):
+    with pytest.raises(ValueError, match="was written with other settings or inputs"):
         encoded("a.txt.gz", "other\n")
     assert encoded("a.txt.gz", "other\n", overwrite=True).shape == (1, 16)
     table = f"id\ttext\tq\n1\t{SENTENCES[2]}\t{SENTENCES[4]}\n"

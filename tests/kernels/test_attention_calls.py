@@ -41,7 +41,7 @@ WRONG = [
     ((P, P, P), {"cu_seqlens": ENDS, "max_seqlen": -1}, ValueError, "max_seqlen"),
     ((P, P, P), {"cu_seqlens": ENDS.long(), "max_seqlen": 4}, TypeError, "cu_seqlens"),
     ((P, P, P), {"cu_seqlens": ENDS[None], "max_seqlen": 4}, ValueError, "cu_seqlens"),
-    ((P, P, P), {"cu_seqlens": ENDS.flip(0), "max_seqlen": 4}, ValueError, "cu_seqlens must be non-decreasing"),
+    ((P, P, P), {"cu_seqlens": ENDS.flip(0), "max_seqlen": 4}, ValueError, "values of cu_seqlens must not decrease"),
     ((P, P, P), {"cu_seqlens": ENDS + 1, "max_seqlen": 4}, ValueError, "from 0 to 6"),
     ((Q, K, K), {"scale": float("nan")}, ValueError, "scale"),
     ((Q, K, K), {"dropout_p": 1}, ValueError, "dropout_p"),

@@ -55,7 +55,7 @@ def test_foreign_files_are_never_replaced(tmp_path, folder, overwrite):
     foreign.write_text("two years")
     with pytest.raises(ValueError, match="was not written by raoe-train"):
         Output(tmp_path / "out", SETTINGS, overwrite, folder=folder).finished()
-    with pytest.raises(ValueError, match="is a file: choose" if not folder else "is a folder: choose"):
+    with pytest.raises(ValueError, match="is a file, but" if not folder else "is a folder, but"):
         Output(tmp_path / "out", SETTINGS, overwrite, folder=not folder).finished()
     assert foreign.read_text() == "two years"
 
