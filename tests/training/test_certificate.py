@@ -128,7 +128,7 @@ def test_dev_pairs_are_left_out_of_training(tmp_path, capsys):
         run("train", None, **options(tmp_path, seed=7, **{"data.train": [dev]}))
     metrics = run("train", None, **options(tmp_path, seed=7, **{"data.train": [f"{dev}+{other}"]}))
     assert not metrics["certificate"]["accepted"] and [*metrics["pairs"].values()] == [64]
-    assert "120 of the 120 dev pairs of held.tsv are also training pairs: left out" in capsys.readouterr().out
+    assert "120 of the 120 dev pairs of held.tsv are also training pairs: they are left out" in capsys.readouterr().out
 
 
 def test_a_mixture_of_weights():

@@ -145,5 +145,5 @@ def test_lists_are_no_texts(tmp_path, column):
     texts = {"query": SENTENCES[:10], "passage": SENTENCES[1:], "negative": SENTENCES[:10]}
     data = Dataset.from_dict({**texts, column: [[text, "b"] if text != SENTENCES[1] else [] for text in texts[column]]})
     for loss in (InfoNCELoss, rt.losses.TripletLoss):
-        with pytest.raises(ValueError, match=f"column {column} has lists, not texts: use a column for each text"):
+        with pytest.raises(ValueError, match=f"column {column} contains lists, not texts: use one column per text"):
             rt.Trainer(model, arguments(tmp_path, max_steps=1), data, loss=loss(model)).train()

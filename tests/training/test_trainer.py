@@ -236,7 +236,7 @@ def test_an_encoder_without_cosines_is_said(tmp_path, caplog, similarity):
     model = SentenceTransformer(modules=[*tiny_encoder(double=False)], device="cpu", similarity_fn_name=similarity)
     Trainer(model, arguments(tmp_path), Dataset.from_dict(ROWS), loss=InfoNCELoss(model))
     evaluate_model(model, tasks=["builtin#dev"])
-    assert caplog.text.count("the encoder's similarity is dot, but raoe") == 2 * (similarity == "dot")
+    assert caplog.text.count("the encoder's similarity function is dot, but raoe") == 2 * (similarity == "dot")
 
 
 ROWS = {"anchor": ["a dog", "a train", "a man"], "positive": ["the dog", "the train", "dinner"],
