@@ -177,8 +177,8 @@ def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tens
         raise ValueError(f"max_seqlen must be >= 0, got {max_seqlen}")
     if _readable(cu_seqlens):
         if cu_seqlens[0] < 0 or cu_seqlens[-1] > q.shape[0] or (cu_seqlens.diff() < 0).any():
-            got = cu_seqlens.tolist()
-            raise ValueError(f"values of cu_seqlens must not decrease, and be from 0 to {q.shape[0]} (the tokens), got {got}")
+            rule = f"must not decrease, and must be from 0 to {q.shape[0]}, the number of tokens"
+            raise ValueError(f"values of cu_seqlens {rule}, got {cu_seqlens.tolist()}")
         if (cu_seqlens.diff() > max_seqlen).any():
             raise ValueError(f"max_seqlen must be at least the longest sequence's length, got {max_seqlen} for "
                              f"cu_seqlens {cu_seqlens.tolist()}")  # fmt: skip

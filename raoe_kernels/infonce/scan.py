@@ -218,7 +218,8 @@ def _write_hard_logits(
 
 
 def _ignore_mask(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
-    """Return a bool tensor (n, width) for a chunk's rows, True for columns that `ignore` excludes, or None without it."""
+    """Return (n, width) bool for a chunk's rows, which is True for columns that `ignore` excludes, or None without
+    `ignore`."""
     row_side, col_side = sides[block.from_documents], sides[block.to_documents]
     if row_side.ids is not None and col_side.ids is not None:
         back = block.pairs and block.from_documents
