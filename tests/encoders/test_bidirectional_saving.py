@@ -163,7 +163,7 @@ def test_4_bit_adapter_merges_into_full_weights(saved, tmp_path, capsys):
     assert 0.5 < told["min"] < told["mean"] < 0.9999, "or this test shows nothing"
     printed = capsys.readouterr().out
     assert "was trained on 4-bit weights, but is merged into the unquantized weights" in printed
-    assert f"{told['mean']:.4f} (mean), {told['min']:.4f} (lowest)" in printed
+    assert f"mean {told['mean']:.4f}, lowest {told['min']:.4f};" in printed
     assert "cosines" not in run("export", **merge | {"model.name": str(folder / "lora")}, output=str(tmp_path / "lora"))
     assert "4-bit" not in capsys.readouterr().out
     model = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu"))

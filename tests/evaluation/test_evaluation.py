@@ -114,7 +114,7 @@ def test_invalid_tasks(model, tasks):
     with pytest.raises(ValueError, match=r"^--data\.dir is missing: [^\n]*$"):  # once for all
         evaluate_encoder(model, ["stsb", "mr"])
     for nothing in ([], "plain"):
-        with pytest.raises(ValueError, match="tasks must be a list"):
+        with pytest.raises(ValueError, match="tasks must be a non-empty list"):
             evaluate_encoder(model, nothing, tasks)
 
 
