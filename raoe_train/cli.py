@@ -70,7 +70,7 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
 
 
 def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
-    """Return a parser of the command line, with the settings of `jobs`. It writes help and completes words in a shell;
+    """Return the command-line parser, with the settings of `jobs`. It writes help and completes words in a shell;
     `split` reads the settings, because some sections accept keys that only a library knows."""
     form: Any = argparse.RawDescriptionHelpFormatter
     recipes = textwrap.fill(f"a YAML file, or one of: {', '.join(cfg.shipped())}", 100)

@@ -49,7 +49,7 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
 
 
 def _with_digests(value: Any, hint: Any, data_dir: str | None) -> Any:
-    """Replace each name of an input by what determines its content. Names of tasks are kept: results contain them."""
+    """Replace the name of each input by a digest of its content. Names of tasks are kept: results contain them."""
     if marked_as(hint, "suite"):
         value = pkgutil.resolve_name(SUITE_TASKS)(value)
     if marked_as(hint, "suite") or marked_as(hint, "task"):

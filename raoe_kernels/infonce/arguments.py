@@ -18,7 +18,7 @@ def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, tar
     if negatives is not None:
         if isinstance(negatives, Tensor) and not negatives.is_floating_point():
             got = _validate.describe(negatives)
-            raise TypeError(f"negatives must be rows of floats, got {got}: pass the indices of positives as targets=")
+            raise TypeError(f"negatives must be a float tensor, got {got}: pass the indices of positives as targets=")
         if isinstance(negatives, Tensor) and negatives.ndim == 3:
             got = _validate.describe(negatives)
             raise ValueError(f"negatives must have 2 dimensions, got {got}: pass negatives.flatten(0, 1)")

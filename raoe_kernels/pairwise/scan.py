@@ -31,8 +31,8 @@ def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple
     """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,).
 
     classes: upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels are
-    counted on a CPU. On other devices, the algorithm is chosen without the number of labels, because counting the
-    labels would synchronize with the device.
+    counted if they are on a CPU. On other devices, the algorithm is chosen without the number of labels, because
+    counting the labels would synchronize with the device.
     """
     similarity, labels, scale, need_grad = problem.similarity, problem.labels, problem.scale, needs[0]
     scores, order = torch.sort(problem.scores, stable=True)  # NaN comes last

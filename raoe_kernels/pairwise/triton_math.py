@@ -50,7 +50,7 @@ def exponents(c, low, high, scale, angular: tl.constexpr):
 
 @triton.jit
 def empty_sum(dtype: tl.constexpr, linear):
-    """Return the empty sum: 0 if linear, else a number below the logarithm of any sum."""
+    """Return a sum without terms: 0 if `linear`; otherwise sums are logarithms, and this is below any of them."""
     lowest: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
     return tl.where(linear, scalar(0.0, dtype), scalar(lowest, dtype))
 

@@ -66,8 +66,8 @@ class Columns:
         self._found = dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]]()  # {required names: {columns: …}}
 
     def find(self, row: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
-        """Return {raoe's name: column} for a row or the names of its columns. RowProblem if a name in `require` has no
-        column, if a name could be several columns, or if earlier rows have columns for other names."""
+        """Return {raoe's name: column} for a row or the names of its columns. RowProblem if no column matches a name in
+        `require`, if several columns match a name, or if other names had columns in earlier rows."""
         present, found = tuple(row), self._found.setdefault(tuple(require), {})
         if present not in found:
             columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}

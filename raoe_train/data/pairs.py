@@ -141,7 +141,8 @@ def split_conditional(prompt: str) -> tuple[str, str]:
 def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **options: Any) -> Table:
     """Read C-STS rows (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts) as sentence1, sentence2 and, if
     `scored`, score (their label, 1 to 5). Rows with hidden labels (-1, in the test set) are malformed. Each sentence
-    starts with the part of `prompt` before {text}, with the row's condition; the encoder adds the part after {text}."""
+    starts with the part of `prompt` before {text}, with the row's condition filled in; the encoder adds the part after
+    {text}."""
     template, _ = split_conditional(prompt)
     opened = Source(source, **options)
 

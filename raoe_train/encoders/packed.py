@@ -127,7 +127,7 @@ def pack(model: Any, packed: bool = True) -> str | None:
 
 
 def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Remove the tokens of prompts at the planned positions. Otherwise, Pooling would search the device for them."""
+    """Keep only the planned tokens, those after the prompts. Pooling itself would search the device for prompts."""
     features, *others = arguments
     if "pooled_tokens" in features:
         features = {name: value for name, value in features.items() if name != "prompt_length"}

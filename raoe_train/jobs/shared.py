@@ -91,8 +91,8 @@ def finished_result(output: Output | None) -> dict[str, Any] | None:
 
 
 def check_nodes(output: Output) -> None:
-    """Raise ValueError in a process that reads other inputs than rank 0, or does not see the output of rank 0. Needs
-    torch's process group, and the record of the output."""
+    """Raise ValueError in a process that reads other inputs than rank 0, or does not see the output of rank 0. Call it
+    after torch's process group and the record of the output exist."""
     rank, settings = rank_and_world()[0], on_rank_zero(lambda: output.settings)
     if changed := different(settings, output.settings):
         advice = "all nodes need the same files and settings"
@@ -125,7 +125,8 @@ def check_paths(config: Any) -> None:
                 if name == "output" and target in path.parents:
                     raise ValueError(f"output {target} contains the input {key} {part}: choose another output")
                 if name == "output" and path in target.parents and (path / "modules.json").is_file():
-                    raise ValueError(f"output {target} lies inside the model {key} {part}: choose another output")
+                    inside = f"lies inside the model folder {part} ({key})"
+                    raise ValueError(f"output {target} {inside}: choose another output")
 
 
 def require(value: str | None, key: str, meaning: str) -> str:

@@ -84,7 +84,7 @@ class InBatchLoss(CachedLoss):
 
     def _check(self, columns: Sequence[Tensor]) -> None:
         if len(columns) < 2 or len({*map(len, columns)}) > 1:
-            rule = "needs columns of equal length: anchor, positive (SimCSE: the anchor again), negatives"
+            rule = "needs two or more columns of equal length: anchor, positive (SimCSE: the anchor again), negatives"
             rows = ", ".join(str(len(column)) for column in columns)
             raise ValueError(f"{type(self).__name__} {rule}; got columns of {rows} rows")
 

@@ -85,7 +85,8 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
 
 
 def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
-    """Add the targets to a dataset of lists: column `label`, the n x n values of each list, row by row.
+    """Add the training targets to a dataset of lists of sentences. For a list of n sentences, the column `label` has
+    the n x n matrix of targets, flattened row by row.
 
     `teacher.information` selects the targets: "both" for the teacher's cosines, refined by
     `teacher.omega`; "semantic" for the unrefined cosines; "ranking" adds no column and needs no

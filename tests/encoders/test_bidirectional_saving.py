@@ -184,7 +184,7 @@ def test_export_removes_only_the_model_it_replaces(saved, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for model, output, message in (
         ("lora", tmp_path / "out", "is an adapter: add --merge"),
-        (source, source / "1_Pooling" / "x", "lies inside the model model.name"),
+        (source, source / "1_Pooling" / "x", "lies inside the model folder"),
     ):
         with pytest.raises(ValueError, match=message):
             run("export", **{"model.name": str(folder / model), "output": str(output), "overwrite": True})

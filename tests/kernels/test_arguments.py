@@ -51,7 +51,7 @@ WRONG = [
     (lambda: pairwise_cosine(C[None], C[None].double()), ValueError, "same shape, dtype and device"),
     (lambda: pairwise_cosine(L[None], L[None]), TypeError, "a must be float16"),
     (lambda: pairwise_cosine(C[None], C[None], eps=-1), ValueError, "eps"),
-    (lambda: info_nce_loss(C[None], C[None], L), TypeError, "negatives must be rows of floats.*pass .* as targets="),
+    (lambda: info_nce_loss(C[None], C[None], L), TypeError, "negatives must be a float tensor.*pass .* as targets="),
     (lambda: info_nce_loss(C[None], C[None], C[None, None]), ValueError, r"pass negatives\.flatten\(0, 1\)"),
     (lambda: info_nce_loss(C[None], C[None], labels=L[:1]), TypeError, "no argument 'labels': use targets"),
     (lambda: info_nce_loss(C[None], C[None], temperature=1), TypeError, "'temperature': use scale, the inverse of a"),

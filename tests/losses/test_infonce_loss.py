@@ -157,5 +157,5 @@ def test_bad_input():
             SigmoidLoss(None, scale)
     columns = embeddings(3)
     for given in (columns[:1], [*columns[:2], columns[2][1:]]):
-        with pytest.raises(ValueError, match="needs columns of equal length"):
+        with pytest.raises(ValueError, match="needs two or more columns of equal length"):
             InfoNCELoss(None).compute_loss_from_embeddings(given)

@@ -128,7 +128,7 @@ def test_columns_of_rows(tmp_path, capsys):
             trainer(data.add_column(name, [1, 0] * 5)).train()
     with pytest.raises(ValueError, match=r"train: SigmoidLoss needs two columns of texts, anchor.*got query"):
         trainer(data.select_columns("query"), "SigmoidLoss").train()
-    with pytest.raises(ValueError, match=r"needs columns of equal length: .* got columns of 2 rows"):
+    with pytest.raises(ValueError, match=r"needs two or more columns of equal length: .* got columns of 2 rows"):
         InfoNCELoss(model)([model.tokenize(["a", "b"])])
     with pytest.raises(ValueError, match="got columns of 2, 1 rows"):
         InfoNCELoss(model)([model.tokenize(["a", "b"]), model.tokenize(["c"])])
