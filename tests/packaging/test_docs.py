@@ -256,7 +256,7 @@ def test_user_pages_stay_short():
     pages = [page for page in PAGES if "raoe_kernels" not in page.parts]
     user = [str(page.relative_to(ROOT)) for page in pages if not laboratory.match(str(page.relative_to(ROOT)))]
     assert len(user) <= 22, user
-    assert sum(text(page).count("\n") for page in user) <= 3110  # a ceiling: no sentence is shortened to meet it
+    assert sum(text(page).count("\n") for page in user) <= 3300  # a ceiling: no sentence is shortened to meet it
     assert text("README.md").count("\n") <= 130
 
 
