@@ -368,10 +368,10 @@ class Trainer(SentenceTransformerTrainer):
             files = [Path(checkpoint, f"loss_state_{process}.pt") for process in (self.args.process_index, 0)]
             file = next((file for file in files if file.is_file()), None)
             state = {} if file is None else torch.load(file, map_location="cpu", weights_only=True)
-            if shapes_of(state) != shapes_of(target):
+            if _shapes(state) != _shapes(target):
                 raise ValueError(
-                    f"{checkpoint} was saved with another loss: this loss has the tensors {shapes_of(target)}, but the "
-                    f"checkpoint has {shapes_of(state)}; resume with the loss of the checkpoint, or start over"
+                    f"{checkpoint} was saved with another loss: this loss has the tensors {_shapes(target)}, but the "
+                    f"checkpoint has {_shapes(state)}; resume with the loss of the checkpoint, or start over"
                 )
             for name, value in target.items():
                 value.copy_(state[name])
@@ -395,5 +395,5 @@ def _average_gradient(parameter: Any) -> None:
     parameter.grad /= get_world_size()
 
 
-def shapes_of(state: Mapping[str, torch.Tensor]) -> str:
+def _shapes(state: Mapping[str, torch.Tensor]) -> str:
     return ", ".join(f"{name} {[*value.shape]}" for name, value in sorted(state.items())) or "none"
