@@ -174,7 +174,7 @@ def _logits(
     scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
-    """Write the logits to `parts`, with -inf for left-out columns. Return (n, 1) indices of own columns in parts[0]."""
+    """Write the logits to `parts`, with -inf for excluded columns. Return (n, 1) indices of own columns in parts[0]."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]

@@ -1,4 +1,4 @@
-"""Losses of scored pairs: base class, CoSENT, AnglE and Pearson's correlation; and calibration of the scale."""
+"""Losses of scored pairs (base class, CoSENT, AnglE and Pearson's correlation), and calibration of the scale."""
 
 import copy
 from abc import abstractmethod

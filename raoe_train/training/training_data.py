@@ -184,7 +184,7 @@ def _among_others(rows: Any, datasets: Any, name: str, seed: int) -> Task:
 
 def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: int = 1) -> list[tuple[Any, Any]]:
     """Hold out a `share` of the first dataset as a dev set. Return [(datasets without these rows, dev set)]. "auto"
-    holds out a tenth, or DEV_ROWS rows if these are more, but at most three tenths.
+    holds out a tenth or DEV_ROWS rows, whichever is more, but at most three tenths.
 
     With several folds, divide the first dataset into that many dev sets of about equal size, and return a pair for each
     of them. If this is impossible, hold out a share.
