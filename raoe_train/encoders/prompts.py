@@ -49,8 +49,9 @@ def apply_template(model: Any, template: str) -> None:
     is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
 
     The tokenizer becomes a plain PreTrainedTokenizerFast, because some classes (BERT's) create their own post-processor
-    when they are loaded. After this call, the tokenizer's chat template is not used. Set max_seq_length and pooling before this call. If the
-    model does not support the template or would lose it when saved, raise ValueError and leave the model unchanged.
+    when they are loaded. After this call, the tokenizer's chat template is not used. Set max_seq_length and pooling
+    before this call. If the model does not support the template or would lose it when saved, raise ValueError and leave
+    the model unchanged.
     """
     prefix, suffix = parse_template(template)
     tokenizer = getattr(model[0], "processor", None)
