@@ -226,9 +226,10 @@ class Output:
         return result
 
     def _exists(self) -> bool:
-        """Whether the file exists, or the folder has any content besides a record."""
+        """Whether the file exists, or the folder has any content besides a record, or half a record of any rank."""
         if self.path.is_dir():
-            return any(path not in (self.record, partial(self.record)) for path in self.path.iterdir())
+            half = f".partial*.{self.record.name}"
+            return any(path != self.record and not path.match(half) for path in self.path.iterdir())
         return self.path.exists()
 
 

@@ -91,10 +91,14 @@ def test_overwriting_removes_only_recorded_files(tmp_path):
     assert json.loads(new.record.read_text())["files"] == ["b", "1_Pooling", "c"]
 
 
-def test_partial_record_is_accepted_and_damaged_record_refused(tmp_path):
+def test_partial_record_is_accepted_and_damaged_record_refused(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / ".partial.made_from.json").write_text('{"sett')
     assert Output(tmp_path / "folder", SETTINGS, folder=True).finished() is None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert Output(tmp_path / "folder", SETTINGS, folder=True).finished() is None  # left by another rank
+    monkeypatch.setenv("RANK", "0")
     output = finished(tmp_path / "out")
     output.record.write_text("{")
     with pytest.raises(ValueError, match="was not written by raoe-train"):
