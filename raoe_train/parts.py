@@ -34,31 +34,36 @@ def write_parts(
     # parts of another size have other names
     paths = {start: folder / f"{start:09d}+{size}.npy" for start in range(0, len(items), size)}
     names = {path.name for path in paths.values()}
+
+    def finished() -> set[str]:
+        """Return the names of the parts that all processes together have made."""
+        return names.intersection(os.listdir(folder)) if folder.exists() else set()
+
+    made = finished()
     own = [start for number, start in enumerate(paths) if number % world == rank]
-    missing = [start for start in own if not paths[start].exists()]
-
-    def count() -> int:
-        """Return the number of parts that all processes together have made."""
-        return len(names.intersection(os.listdir(folder))) if folder.exists() else 0
-
-    def write(start: int) -> None:
-        with replacing(paths[start]) as temporary:
-            np.save(temporary, make(items[start : start + size]))
-
-    done = count()
+    missing = [start for start in own if paths[start].name not in made]
     if len(missing) < len(own):
-        print(f"{name}: resuming after {done} of {len(paths)} parts", flush=True)
+        print(f"{name}: resuming after {len(made)} of {len(paths)} parts", flush=True)
     is_silent = rank > 0 or len(paths) == 1
-    with tqdm(desc=name, unit="part", total=len(paths), initial=done, disable=is_silent) as bar:
+    with tqdm(desc=name, unit="part", total=len(paths), initial=len(made), disable=is_silent) as bar:
+
+        def show() -> None:
+            if not is_silent:
+                bar.update(len(finished()) - bar.n)
+
+        def write(start: int) -> None:
+            with replacing(paths[start]) as temporary:
+                np.save(temporary, make(items[start : start + size]))
+            show()
+
         for start in missing:
             write(start)
-            bar.update(count() - bar.n)
         deadline = time.monotonic() + PATIENCE * (rank + 1)  # rank 0 begins
         # from the end, because slow processes are still at the start
         for start in reversed(paths) if rank == 0 or sync else ():
             while not paths[start].exists() and time.monotonic() < deadline:
                 time.sleep(POLL)
-                bar.update(count() - bar.n)
+                show()
             if not paths[start].exists():
                 write(start)
     return [*paths.values()]
