@@ -151,15 +151,17 @@ def steps_of_trainer(rank: int, world: int, folder: str, at: str) -> None:
             data = PAIRS | {"score": [row / 17 for row in range(18)]}
             loss = CoSENTLoss(model, gather_across_devices=True, **changes.get("loss", {}))
         args = arguments(Path(folder), optim="sgd", learning_rate=0.1, per_device_train_batch_size=6 // world,
-                         max_steps=5, dataloader_drop_last=True, fsdp=is_sharded or None,
+                         per_device_eval_batch_size=6 // world, max_steps=5, dataloader_drop_last=True, fsdp=is_sharded or None,
                          **changes.get("arguments", {}))  # fmt: skip
         keywords = {name: value for name, value in changes.items() if name not in ("loss", "arguments")}
-        trainer = rt.Trainer(model, args, Dataset.from_dict(data), loss=loss, **keywords)
+        rows = Dataset.from_dict(data)
+        trainer = rt.Trainer(model, args, rows, rows, loss=loss, **keywords)
         start = [each.detach().clone() for each in model.parameters()]
         trainer.train()
         after[form] = {name: each.detach() for name, each in trainer.model.named_parameters()}
         assert is_sharded == (trainer.model is not model)
         assert any(not torch.equal(a, b) for a, b in zip(start, after[form].values(), strict=True))
+        after[form]["eval_loss"] = torch.tensor(trainer.evaluate()["eval_loss"], dtype=torch.float64)
         if form == "packed":
             trainer.save_model(f"{folder}/saved{world}")
     torch.save(after, f"{folder}/{world}-{rank}.pt")
