@@ -151,8 +151,8 @@ def steps_of_trainer(rank: int, world: int, folder: str, at: str) -> None:
             data = PAIRS | {"score": [row / 17 for row in range(18)]}
             loss = CoSENTLoss(model, gather_across_devices=True, **changes.get("loss", {}))
         args = arguments(Path(folder), optim="sgd", learning_rate=0.1, per_device_train_batch_size=6 // world,
-                         per_device_eval_batch_size=6 // world, max_steps=5, dataloader_drop_last=True, fsdp=is_sharded or None,
-                         **changes.get("arguments", {}))  # fmt: skip
+                         per_device_eval_batch_size=6 // world, max_steps=5, dataloader_drop_last=True,
+                         fsdp=is_sharded or None, **changes.get("arguments", {}))  # fmt: skip
         keywords = {name: value for name, value in changes.items() if name not in ("loss", "arguments")}
         rows = Dataset.from_dict(data)
         trainer = rt.Trainer(model, args, rows, rows, loss=loss, **keywords)
