@@ -9,7 +9,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from raoe_train.data.columns import (
@@ -24,7 +24,7 @@ from raoe_train.data.columns import (
     resolve_labels,
 )
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.sources import Source, Table, to_table
+from raoe_train.data.sources import BATCH, Source, Table, to_table
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -75,21 +75,52 @@ def row_table(
             is_nli = not _has_roles(row, opened.columns.mapping)
         return _nli_pair(row, opened.columns, label_map) if is_nli else _by_role(row, opened.columns, neutral)
 
-    parsed = list(opened.parse(parse))
-    read, advice, texts = len(parsed) + opened.dropped.total(), "", Counter[str]()
-    rows: list[Row] = []
+    results = opened.parse(parse)
+    first = [*itertools.islice(results, 1)]  # decides is_nli
+    parsed = _Parsed(itertools.chain(first, results), bool(is_nli))
+    read, advice, dropped, texts = len(parsed) + opened.dropped.total(), "", Counter[str](), Counter[str]()
+    rows: Iterable[Row]
     if is_nli:
-        rows, dropped = _combine(parsed, CLASSES[: 2 + neutral], pairing)
-        advice = ADVICE if parsed else ""
+        rows, width = _combine(parsed, CLASSES[: 2 + neutral], pairing, dropped), 1
+        advice = ADVICE if first else ""
     elif keep_all:
-        rows, dropped = [(row[0], row[1] or [None], *row[2:]) for row in parsed], Counter[str]()
+        rows, width = ((each[0], each[1] or [None], *each[2:]) for each in parsed), parsed.most_negatives()
     else:
-        rows, dropped, texts = _usable(parsed, num_negatives)
+        rows, width = _usable(parsed, num_negatives, dropped, texts)
+    table = _to_table(rows, width, neutral)
     opened.dropped += dropped
+    if not len(table):  # negatives of other rows, which were dropped
+        opened.dropped["no positive"] += read - opened.dropped.total()
     noun = "triplet" if is_nli else "row"
     counts = opened.counts(read - opened.dropped.total(), noun, advice)
-    table = _to_table(rows, neutral)
-    return table, counts | ({"texts": dict(texts)} if texts else {})
+    return table, counts | ({"texts": dict(+texts)} if +texts else {})
+
+
+class _Parsed:
+    """Parsed rows (or NLI pairs: premise, hypothesis, label) in a table, which can be larger than memory."""
+
+    def __init__(self, rows: Iterable[tuple[Any, ...]], are_pairs: bool) -> None:
+        import pyarrow
+
+        texts = pyarrow.list_(pyarrow.string())
+        of_rows = {"anchor": "string", "positives": texts, "negatives": texts, "rest": texts}
+        types = {"premise": "string", "hypothesis": "string", "label": "int64"} if are_pairs else of_rows
+        self.table = to_table((dict(zip(types, row, strict=True)) for row in rows), types)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.columns(*self.table.column_names)
+
+    def columns(self, *names: str) -> Iterator[Any]:
+        """Yield the values of these columns, row by row."""
+        for part in self.table.select_columns([*names]).with_format("arrow").iter(BATCH):
+            yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
+
+    def most_negatives(self) -> int:
+        """Return the largest number of negatives in a row."""
+        return max((len(negatives) for (negatives,) in self.columns("negatives")), default=0)
 
 
 def _nli_labels(labels: Any) -> dict[str, int | None]:
@@ -100,9 +131,9 @@ def _nli_labels(labels: Any) -> dict[str, int | None]:
     return label_map
 
 
-def _to_table(rows: Sequence[Row], neutral: bool) -> Any:
-    """Write each positive of each row into a row of a table. Missing negatives are None."""
-    width = max(len(negatives) for _, _, negatives, _ in rows)
+def _to_table(rows: Iterable[Row], width: int, neutral: bool) -> Any:
+    """Write each positive of each row into a row of a table. Missing negatives are None. Rows have at most `width`
+    negatives; columns that no row uses are left out."""
     numbered = ["negative", *(f"negative_{number}" for number in range(2, width + 1))][:width]
     names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
     cells = (
@@ -111,7 +142,8 @@ def _to_table(rows: Sequence[Row], neutral: bool) -> Any:
         for positive in positives
     )
     types = dict.fromkeys(names, "string")
-    return to_table((dict(zip(names, each, strict=True)) for each in cells), types)
+    table = to_table((dict(zip(names, each, strict=True)) for each in cells), types)
+    return table.remove_columns([name for name in numbered if table.data[name].null_count == len(table)])
 
 
 def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
@@ -230,45 +262,49 @@ def _parse_texts(column: str, value: Any) -> list[str]:
     return texts
 
 
-def _usable(parsed: Sequence[Row], most: int | None) -> tuple[list[Row], Counter[str], Counter[str]]:
-    """Drop false negatives and unusable positives.
-
-    Return (rows, {reason: number of dropped rows}, {reason: number of dropped texts}).
-    """
-    dropped, left_out, rows = Counter[str](), Counter[str](), list[Row]()
-    known: dict[str, set[str]] = {}  # {query: the query and all of its positives}
+def _usable(
+    parsed: _Parsed, most: int | None, dropped: Counter[str], left_out: Counter[str]
+) -> tuple[Iterator[Row], int]:
+    """Drop false negatives and unusable positives. Return (rows, the largest number of negatives that they can have).
+    Reading the rows counts dropped rows in `dropped`, and dropped texts in `left_out`, by reason."""
+    known: dict[str, set[str]] = {}  # {query in several rows: the query and all of its positives}
     shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
-    generator = random.Random(0)
-    for anchor, positives, negatives, _ in parsed:
-        known.setdefault(anchor, {anchor}).update(positives)
-        if not positives:
-            shared.setdefault(anchor, []).extend(negatives)
-    for anchor, positives, negatives, rest in parsed:
-        if not positives and negatives and len(known[anchor]) > 1:
-            continue  # its negatives go to the rows of this query that have a positive
-        negatives = [*negatives, *shared.get(anchor, ())]
-        usable = [text for text in dict.fromkeys(positives) if text != anchor]
-        kept = [text for text in dict.fromkeys(negatives) if text not in known[anchor]]
-        if not usable:
-            dropped["positive equal to the query" if positives else "no positive"] += 1
-        elif {*rest} & {*known[anchor], *kept}:
-            dropped["text in two roles"] += 1
-        else:
-            drawn = kept if most is None or len(kept) <= most else generator.sample(kept, most)
-            rows.append((anchor, usable, drawn, rest))
-            left_out["more than num_negatives"] += len(kept) - len(drawn)
-            repeats = len(positives) - len({*positives}) + len(negatives) - len({*negatives})
-            left_out["repeated"] += repeats
-            left_out["in two roles"] += len(positives) + len(negatives) - len(usable) - len(kept) - repeats
-    return rows, dropped, +left_out
+    seen, repeated = set[int](), set[int]()  # hashes, because they need less memory than queries
+    for (anchor,) in parsed.columns("anchor"):
+        (repeated if hash(anchor) in seen else seen).add(hash(anchor))
+    for anchor, positives, negatives, _ in parsed if repeated else ():
+        if hash(anchor) in repeated:
+            known.setdefault(anchor, {anchor}).update(positives)
+            if not positives:
+                shared.setdefault(anchor, []).extend(negatives)
+
+    def rows() -> Iterator[Row]:
+        generator = random.Random(0)
+        for anchor, positives, negatives, rest in parsed:
+            own = known.get(anchor) or {anchor, *positives}
+            if not positives and negatives and len(own) > 1:
+                continue  # its negatives go to the rows of this query that have a positive
+            negatives = [*negatives, *shared.get(anchor, ())]
+            usable = [text for text in dict.fromkeys(positives) if text != anchor]
+            kept = [text for text in dict.fromkeys(negatives) if text not in own]
+            if not usable:
+                dropped["positive equal to the query" if positives else "no positive"] += 1
+            elif {*rest} & {*own, *kept}:
+                dropped["text in two roles"] += 1
+            else:
+                drawn = kept if most is None or len(kept) <= most else generator.sample(kept, most)
+                left_out["more than num_negatives"] += len(kept) - len(drawn)
+                repeats = len(positives) - len({*positives}) + len(negatives) - len({*negatives})
+                left_out["repeated"] += repeats
+                left_out["in two roles"] += len(positives) + len(negatives) - len(usable) - len(kept) - repeats
+                yield anchor, usable, drawn, rest
+
+    width = parsed.most_negatives() + max(map(len, shared.values()), default=0)
+    return rows(), width if most is None else min(width, most)
 
 
-def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[Row], Counter[str]]:
-    """Build triplets, in the order in which their premises appear in the file.
-
-    Return (triplets, {reason: number of dropped rows}).
-    """
-    dropped: Counter[str] = Counter()
+def _combine(pairs: Iterable[Any], classes: Sequence[str], pairing: str, dropped: Counter[str]) -> list[Row]:
+    """Build triplets, in the order in which their premises appear in the file. Count dropped rows by reason."""
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
         premises.setdefault(premise, {}).setdefault(hypothesis, []).append(label)
@@ -292,7 +328,7 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
             combos = list(zip(*by_class.values(), strict=False))[: 1 if pairing == "one" else None]
             dropped["surplus"] += rows - len(combos) * len(by_class)
             triplets.extend((premise, *texts) for texts in combos)
-    return [(premise, [first], [second], rest) for premise, first, second, *rest in triplets], dropped
+    return [(premise, [first], [second], rest) for premise, first, second, *rest in triplets]
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:

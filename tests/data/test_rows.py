@@ -6,6 +6,7 @@ import pytest
 from datasets import Dataset
 from pandas import DataFrame
 
+from raoe_train.data import sources
 from raoe_train.data.files import write_rows
 from raoe_train.data.pairs import read_pairs
 from raoe_train.data.rows import row_table
@@ -204,6 +205,27 @@ def test_rows_that_are_dropped(tmp_path, reason, rows):
         assert counts == {"read": 2, "kept": 1, "dropped": {reason: 1}}
         with pytest.raises(ValueError, match=rf"a\.jsonl: no usable row in 1 rows: 1 x {reason}$"):
             read_triplets(jsonl(tmp_path / "a.jsonl", row))
+
+
+def test_no_row_is_left_if_negatives_lose_their_query(tmp_path):
+    rows = [{"query": "q", "passage": "p", "neutral": "p", "relevance": 1},
+            {"query": "q", "passage": "n", "neutral": "m", "relevance": 0}]  # fmt: skip
+    with pytest.raises(ValueError, match=r"no usable row in 2 rows: 1 x text in two roles, 1 x no positive$"):
+        row_table(jsonl(tmp_path / "a.jsonl", *rows), neutral=True)
+
+
+def test_rows_that_are_kept_in_files_are_the_same(tmp_path, monkeypatch):
+    rows = [{"query": f"q{n % 60}", "pos": [f"p{n}", f"p{n + 1}"][: n % 3], "neg": [f"p{n + 2}", f"n{n % 7}", "m"]}
+            for n in range(100)]  # fmt: skip
+    path = jsonl(tmp_path / "a.jsonl", *rows)
+    pairs = [{"premise": f"p{n % 30}", "hypothesis": f"h{n}", "label": n // 30 % 3} for n in range(100)]
+    nli = jsonl(tmp_path / "b.jsonl", *pairs)
+    in_memory = [row_table(path, num_negatives=2), row_table(path, keep_all=True), row_table(nli, pairing="all")]
+    monkeypatch.setattr(sources, "BATCH", 8)
+    monkeypatch.setattr(sources, "LARGE", 100)
+    in_files = [row_table(path, num_negatives=2), row_table(path, keep_all=True), row_table(nli, pairing="all")]
+    assert all(data.cache_files for data, _ in in_files) and not any(data.cache_files for data, _ in in_memory)
+    assert [(data[:], counts) for data, counts in in_files] == [(data[:], counts) for data, counts in in_memory]
 
 
 @pytest.mark.parametrize(
