@@ -1,8 +1,9 @@
 """Measure the memory of a job that grows with its data (scale.md): `python docs/lab/memory.py JOB ROWS [WIDTH]`.
 
-JOB is encode (ROWS texts), mine or retrieval (ROWS passages, 1,000 queries), or read (ROWS scored pairs). The encoder
-is a StaticEmbedding of WIDTH numbers (384 by default) with random weights. Prints the peak memory of the process above
-its peak after the same job with 2,000 rows, in MB, and the CPU time in seconds."""
+JOB is encode (ROWS texts), mine or retrieval (ROWS passages, 1,000 queries), pairs (ROWS scored pairs) or rows (ROWS
+rows of a query, a passage and a negative). The encoder is a StaticEmbedding of WIDTH numbers (384 by default) with
+random weights. Prints the peak memory of the process above its peak after the same job with 2,000 rows, in MB, and the
+CPU time in seconds."""
 
 import itertools
 import json
@@ -17,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import raoe_train as rt
-from raoe_train.data.pairs import read_scored
+from raoe_train.data.rows import row_table
 
 WARM_UP, QUERIES = 2_000, 1_000
 
@@ -54,10 +55,13 @@ def run(job, count, folder, encoder):
         write(folder / "qrels.tsv", ["query-id\tcorpus-id\tscore", *(f"{n}\t{n + 1}\t1" for n in range(QUERIES))])
         settings = {"tasks": [f"retrieval:{folder}"]}
         rt.evaluate(None, **model, **settings, output=str(folder / "out.json"))
+    elif job == "rows":
+        rows = ({"query": f"query {n}", "positive": text(n), "negative": text(7 * n + 1)} for n in range(count))
+        assert len(row_table(write(folder / "rows.jsonl", map(json.dumps, rows)))[0]) == count
     else:
         pairs = (f"{text(number)}\t{text(7 * number)}\t{number % 6}" for number in range(count))
         source = write(folder / "pairs.tsv", itertools.chain(["sentence1\tsentence2\tscore"], pairs))
-        assert len(read_scored(source, None)) == count
+        assert len(rt.read_pairs(source)) == count
 
 
 if __name__ == "__main__":
