@@ -42,9 +42,10 @@ __all__ = [
 
 
 def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, bool | str]]:
-    """Return which backends can run each function on `device`: {function: {backend: True, or why it cannot run}}.
+    """Return which backends can run each function on `device`.
 
-    `device` defaults to "cuda" if torch sees a GPU, else to "cpu".
+    The result maps each function to {backend name: True, or the reason why the backend cannot run it}. `device`
+    defaults to "cuda" if torch detects a GPU, otherwise to "cpu".
     """
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"

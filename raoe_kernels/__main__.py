@@ -1,4 +1,4 @@
-"""`python -m raoe_kernels`: print versions, build details and the backends that each function can use here."""
+"""`python -m raoe_kernels`: print versions, build details, and which backends can run each function here."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def devices() -> list[tuple[str, str]]:
 
 
 def table(device: str) -> list[str]:
-    """Return the lines of a table of functions and backends. The cell "no (1)" refers to reason (1) below the table."""
+    """Return the lines of a table that shows which backends each function can use on `device`. A cell with "no (1)"
+    refers to reason (1) below the table."""
     available = backends(device)
     reasons: list[str] = []
     width = max(map(len, available)) + 2
@@ -78,7 +79,7 @@ def table(device: str) -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """Return {device names: lines of their table}. GPUs that support the same backends share a table."""
+    """Return the tables of all devices: {device names: lines}. GPUs that support the same backends share a table."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         groups.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")

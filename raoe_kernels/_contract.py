@@ -1,20 +1,22 @@
 """Interface between an op and its backends, for all ops except attention, in eager mode and under torch.compile.
 
-A problem is a NamedTuple with the arguments of a call, tensors first. A backend is a module with two functions:
+A problem is a NamedTuple that holds the arguments of a call, tensors first. A backend is a module with two functions:
 
     forward(problem, needs) -> (result, saved)
     backward(problem, saved, upstream, needs, dtype) -> gradients
 
-needs      tuple with a bool for each differentiable field of the problem: whether its gradient is needed
-result     tensor with the shape and dtype that the argument `result` of `register` determines
-saved      tuple of the tensors (or None) that backward reads
-upstream   gradient with respect to the result
-dtype      dtype of the gradients, except that gradients of 0-dimensional tensors are float32 or float64 (_dtypes.wide)
-gradients  tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
+Arguments and results:
+    needs: tuple with a bool for each differentiable field of the problem: whether its gradient is needed
+    result: tensor with the shape and dtype that the argument `result` of `register` determines
+    saved: tuple of the tensors (or None) that backward reads
+    upstream: gradient with respect to the result
+    dtype: dtype of the gradients, except that gradients of 0-dimensional tensors are float32 or float64 (_dtypes.wide)
+    gradients: tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
 
-A backend that computes the gradients in forward has no `backward`. Its `saved` are the gradients for an upstream
-gradient of 1, or None if not needed. The backward pass multiplies them by the upstream gradient. It calls
-the backend's `scaled`, or the op's `scale` (see `register`) if the backend has none, with the arguments of `backward`.
+A backend that computes the gradients in the forward pass has no function `backward`. Such a backend saves the gradients
+for an upstream gradient of 1 (None for a gradient that is not needed). The backward pass multiplies the saved gradients
+by the upstream gradient: with the backend's function `scaled` if there is one, otherwise with the function `scale` that
+was passed to `register`. `scaled` and `scale` take the arguments of `backward`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def scalar(problem: Any) -> Tensor:
 
 
 def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the saved gradients times `upstream`, the gradient with respect to a scalar loss."""
+    """Return the saved gradients of a scalar loss, multiplied by its upstream gradient `upstream`."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
@@ -60,17 +62,18 @@ def register(
     name: str = "",
     forward: str = "forward",
 ) -> Callable[[Any, str], Tensor]:
-    """Register an op with torch, and return the function call(problem, backend) -> result.
+    """Register an op with torch, and return a function call(problem, backend) that returns the op's result.
 
-    make       the problem's NamedTuple class; the problem's first field determines device and dtype
-    gradients  number of differentiable fields, which are the problem's first fields
-    result     function(problem) -> zeros of the result's shape and dtype, which are the result of an empty problem
-    saved      a function like `result` for each tensor that backward reads; by default, one function per gradient
-    scale      function that replaces `backward` in backends that lack it; in its problem, all tensors are None. Pass
-               None if every backend has a `backward`. Otherwise, compiled calls compute all gradients in forward.
-    is_empty   function that returns True for an empty problem, for which no backend is called
-    name       name of the operator; by default the key of the op
-    forward    name of the backends' forward function, for a backend module that implements several functions
+    Args:
+        make: the problem's NamedTuple class. The problem's first field determines device and dtype.
+        gradients: number of differentiable fields, which are the problem's first fields.
+        result: function(problem) that returns zeros of the result's shape and dtype: the result of an empty problem.
+        saved: a function like `result` for each tensor that backward reads; by default, one function per gradient.
+        scale: function that replaces `backward` in backends that lack it. In its problem, all tensors are None. Pass
+            None if every backend has a `backward`. Otherwise, compiled calls compute all gradients in forward.
+        is_empty: function that returns True for an empty problem, for which no backend is called.
+        name: name of the operator; by default the key of the op.
+        forward: name of the backends' forward function, for a backend module that implements several functions.
     """
     function = " or ".join(op.functions)
     kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as strings
@@ -102,7 +105,7 @@ def register(
     def differentiate(
         problem: Any, kept: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: Any
     ) -> Gradients:
-        """Run a backend's own `backward`. For a gradient that is needed, return zeros if the backend returns None."""
+        """Run a backend's own `backward`. Replace each gradient that is needed but was returned as None by zeros."""
         grads: Gradients = (None,) * gradients
         if any(needs) and not is_empty(problem):
             with without_autocast(problem[0]):
@@ -197,5 +200,5 @@ def has_backward(module: ModuleType) -> bool:
 
 
 def like_field(problem: Any, i: int = 0) -> Tensor:
-    """Return zeros with the shape of field i, in the dtype of the arithmetic (float32 or float64)."""
+    """Return zeros with the shape of the problem's field i, in the dtype of the arithmetic (float32 or float64)."""
     return problem[i].new_zeros(problem[i].shape, dtype=wide(problem[0].dtype))

@@ -1,8 +1,8 @@
 """Select the backend of a call, and explain why a backend is unavailable.
 
-Order of precedence: the call's `backend=`, the innermost `use_backend` block, the environment variable
-RAOE_KERNELS_BACKEND (read once, only in this module), then the first available entry of AUTO for the device. If a
-backend that was requested by name cannot run, a RuntimeError states why, and no other backend is tried.
+A backend is requested by the call's argument `backend`, else by the innermost `use_backend` block, else by the
+environment variable RAOE_KERNELS_BACKEND (read once, only here). Without a request, the first available backend in AUTO
+runs the call. If a requested backend cannot run, a RuntimeError states why, and no other backend is tried.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OF_BUILDS = ("RAOE_KERNELS_BUILD", "RAOE_KERNELS_CACHE", "RAOE_KERNELS_CUDA_ARCH
 @cache
 def _environment() -> str:
     """Return the backend that RAOE_KERNELS_BACKEND requests, or "auto". The result is cached, because reading the
-    variable takes as long as the rest of the selection. Unknown variables with a similar name cause a warning."""
+    variable takes as long as the rest of the selection. An unknown variable with a similar name causes a warning."""
     ours = [name for name in os.environ if name.startswith(("RAOE_KERNEL", "RAOE_BACKEND"))]
     if unknown := sorted({*ours} - {ENVIRONMENT, *OF_BUILDS}):
         warnings.warn(f"environment variable {unknown[0]} has no effect: did you mean {ENVIRONMENT}?", stacklevel=4)
@@ -43,15 +43,15 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend of an op: its module, and missing(device), which returns why it cannot run on `device`, or None."""
+    """A backend of an op: its module, and missing(device), which returns why the backend cannot run there, or None."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None
 
 
 def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
-    """Return the backends in an op's folder: "reference" and "scan", which run on every device, and those passed by
-    keyword ("triton", "native"). A keyword's value is the backend's function missing(device)."""
+    """Return the backends in an op's folder: "reference" and "scan", which run on every device, and the backends that
+    are passed as keywords ("triton" or "native"). The value of a keyword is the field `missing` of this backend."""
     files = {"triton": "triton_kernels", "native": "native"}
     plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
     return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
@@ -59,9 +59,9 @@ def backends(package: str, **missing: Callable[[torch.device], str | None]) -> d
 
 @dataclass
 class Op:
-    """An op: its name in messages (`key`), its public functions, and {backend name: backend}.
+    """An op: its name in messages (`key`), its public functions, and its backends by name.
 
-    by_case: function that maps a problem to a backend name; called on CUDA if "auto" would select Triton
+    If "auto" would select Triton on CUDA, `by_case` maps the problem to the name of the backend that runs it.
     """
 
     key: str
@@ -71,7 +71,7 @@ class Op:
     _chosen: dict[tuple[str, torch.device], ModuleType] = field(default_factory=dict, repr=False)
 
     def available(self, device: torch.device) -> dict[str, bool | str]:
-        """Return {backend: True, or the reason why it cannot run on `device`}."""
+        """Return {backend name: True, or the reason why this backend cannot run on `device`}."""
         return {name: self._missing(name, device) or True for name in NAMES}
 
     def select(self, device: torch.device, backend: str = "auto", problem: Any = None) -> ModuleType:
@@ -90,7 +90,7 @@ class Op:
         return f"{self.key} has no {name} backend" if entry is None else entry.missing(device)
 
     def wish(self, backend: str) -> str:
-        """Return the backend requested by the call, a use_backend block or the environment, else "auto"."""
+        """Return the backend that the call, a use_backend block or the environment variable requests, else "auto"."""
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
         requested = _block.get() or _environment()
@@ -109,10 +109,10 @@ class Op:
 
 @contextmanager
 def use_backend(backend: str) -> Iterator[None]:
-    """Run every op inside the block on `backend` ("auto", "reference", "scan", "triton", "native").
+    """Run every op in this block with `backend`: "auto", "reference", "scan", "triton" or "native".
 
-    An op that lacks the requested backend ignores the block. An op that has the backend but cannot run it here raises
-    RuntimeError with the reason. An explicit `backend=` argument takes precedence over the block.
+    An op that lacks the requested backend ignores the block. If an op has the backend but cannot run it on the call's
+    device, it raises RuntimeError with the reason. An explicit `backend=` argument takes precedence over the block.
     """
     token = _block.set(_validate.one_of("backend", backend, ("auto", *NAMES)))
     try:
@@ -122,7 +122,7 @@ def use_backend(backend: str) -> Iterator[None]:
 
 
 def refuse_func_grad(function: str) -> None:
-    """Raise RuntimeError if torch.func.grad or torch.func.vjp differentiates a call, which the ops do not support."""
+    """Raise RuntimeError in a call under torch.func.grad or torch.func.vjp, which the ops do not support."""
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return
     levels = torch._C._functorch.get_interpreter_stack() or []
@@ -133,11 +133,11 @@ def refuse_func_grad(function: str) -> None:
 def refuse_second_derivative(function: str) -> None:
     """Raise RuntimeError in a backward pass with create_graph=True, for functions without a second derivative."""
     if torch.is_grad_enabled():
-        raise RuntimeError(f"{function} has no second derivative: differentiate it without create_graph=True")
+        raise RuntimeError(f"{function} does not support second derivatives: differentiate without create_graph=True")
 
 
 def triton_missing(device: torch.device) -> str | None:
-    """Return why Triton kernels cannot run on `device`, or None if they can (on a CPU only in Triton's interpreter)."""
+    """Return why Triton kernels cannot run on `device`, or None. On a CPU, Triton needs its interpreter."""
     from importlib.util import find_spec
 
     if find_spec("triton") is None:

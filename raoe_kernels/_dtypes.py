@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of the arithmetic and the losses for inputs of `dtype`: float64 for float64, else float32."""
+    """Return the dtype of arithmetic and losses for inputs of `dtype`: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def flags(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of flags (0 or 1) in a Triton kernel that multiplies matrices of `dtype`: int32 for float64, else uint8.
-    Triton 3.6 derives the layout of a tl.dot from the narrowest dtype, and has no layout for float64 with uint8."""
+    """Return the dtype of 0/1 flags in a Triton kernel that multiplies matrices of `dtype`: int32 for float64, else
+    uint8. Triton 3.6 derives a tl.dot's layout from the narrowest dtype, and has no layout for float64 with uint8."""
     return torch.int32 if dtype == torch.float64 else torch.uint8
 
 

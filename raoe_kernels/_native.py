@@ -1,4 +1,4 @@
-"""Load the compiled modules on first use, and remember the reason if one cannot be loaded."""
+"""Load the compiled modules on first use. If a module cannot be loaded, remember the reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def missing(device: torch.device) -> str | None:
 
 
 def missing_beyond_cpu(device: torch.device) -> str | None:
-    """Return why an op with compiled kernels only for the CPU cannot run them on `device`, or None if it can."""
+    """Return why the compiled kernels of a CPU-only op cannot run on `device`, or None if they can."""
     return missing(device) if device.type == "cpu" else "its compiled kernels run only on a CPU"
 
 
@@ -69,7 +69,7 @@ def address(x: Tensor | None) -> int:
 
 
 def module(kind: str) -> ModuleType:
-    """Return the compiled module for a device type. Call `missing` first: a missing module raises RuntimeError."""
+    """Return the compiled module for a device type. Raise RuntimeError if the module is missing."""
     loaded = _load(kind)
     if isinstance(loaded, str):
         raise RuntimeError(loaded)

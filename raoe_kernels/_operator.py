@@ -1,5 +1,5 @@
 """Ops as torch.library operators, which torch.compile and tracers record as a single call. The backend is selected when
-this call runs. Eager calls bypass the operators, because dispatching an operator takes longer than a kernel."""
+the recorded call runs. Eager calls bypass the operators, because a call of an operator takes longer than a kernel."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Results = Iterable[Tensor | None]
 
 
 def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) -> ModuleType | None:
-    """Return the module that runs a call directly, or None if the call has to go through the op's operator.
+    """Return the backend module that runs a call directly, or None if the call must go through the op's operator.
 
     The operator is needed under torch.compile, for tensors whose memory a kernel cannot read, and for torch.jit.trace
     and make_fx, which record only torch operations. The call runs on the device of tensors[0]. Kernels have no
-    forward-mode derivative: if an input has a forward-mode tangent, "auto" selects "scan", and kernels raise an error.
+    forward-mode derivative. So if an input has a forward-mode tangent, "auto" selects "scan", and a request for a
+    kernel backend raises an error.
     """
     if torch.compiler.is_compiling():
         return None
@@ -41,20 +42,21 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
         if op.wish(backend) == "auto":
             return op.select(device, "scan", problem)
         raise RuntimeError(
-            f"backend {op.wish(backend)!r} has no forward-mode derivative of {op.key}: "
+            f"backend {op.wish(backend)!r} does not support forward-mode derivatives of {op.key}: "
             'use backend="scan" with tensors that do not require grad'
         )
     return module if _reads_memory(tensors) else None
 
 
 def savable(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return tensors that autograd can save for backward: tensors made in inference mode are copied."""
+    """Return tensors that autograd can save for backward: tensors created in inference mode are copied."""
     return [x if x is None or x.requires_grad or not x.is_inference() else x.clone() for x in tensors]
 
 
 def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a kernel may read the tensors' memory directly: no transform, trace or tracing mode is active, and no
-    tensor is a subclass, lazily negated (torch's negative bit), or a zero tensor without memory."""
+    """Return whether a kernel may read the tensors' memory directly. This requires that no transform, trace or tracing
+    mode is active. No tensor may be of a subclass, lazily negated (torch's negative bit), or a zero tensor without
+    memory."""
     active_keys = torch._C._dispatch_tls_local_include_set().raw_repr()
     if active_keys not in _thread_keys(False) and (active_keys not in _thread_keys(True) or _mode_traces()):
         return False
@@ -69,14 +71,15 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Return the dispatcher keys of a plain call as bits, outside and inside inference_mode. modes: if a mode is on."""
+    """Return the dispatcher keys of a plain call as bits, first outside and then inside inference_mode. `modes` says
+    whether a dispatch mode is active."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
 
 
 def _mode_traces() -> bool:
-    """Whether an active dispatch mode traces calls or replaces tensors. All other dispatch modes only observe calls."""
+    """Return whether a dispatch mode traces calls or replaces tensors. All other dispatch modes only observe calls."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
@@ -89,15 +92,16 @@ def operator(
     shapes: Callable[..., Results],
     autograd: tuple[Callable[..., None], Callable[..., tuple[Tensor | None, ...]]] | None = None,
 ) -> Callable[..., Any]:
-    """Register and return an operator that takes `arguments` (in schema notation) and the name of a backend.
+    """Register and return an operator that takes `arguments` (in torch's schema notation) and the name of a backend.
 
-    torch.compile compiles anew for every value of a float argument, but once for all values of a tensor. So if a float
+    torch.compile recompiles for every new value of a float argument, but not for new values of a tensor. So if a float
     is symbolic, the returned function passes all floats as the tensor `numbers`, the operator's last argument. Constant
-    floats stay floats, because CUDA graphs refuse tensors on the CPU.
+    floats stay floats, because CUDA graphs reject tensors on the CPU.
 
-    run(*arguments, backend)    returns `results` tensors; None stands for an empty tensor
-    shapes(*arguments)          returns tensors of the results' shapes and dtypes, with None where run returns None
-    autograd                    (setup_context, backward) for torch.library.register_autograd
+    Args:
+        run: function of (*arguments, backend) that returns `results` tensors. None stands for an empty tensor.
+        shapes: function of (*arguments) that returns tensors of the results' shapes and dtypes, or None like `run`.
+        autograd: (setup_context, backward) for torch.library.register_autograd.
     """
     floats = [i for i, argument in enumerate(arguments.split(", ")) if argument.startswith("float ")]
 
@@ -132,7 +136,7 @@ def operator(
 
 
 def like(inputs: Sequence[Tensor | None], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return an empty tensor of the shape and dtype of each input for which `needs` is True, else None."""
+    """Return, for each input, an empty tensor of its shape and dtype if `needs` is True, else None."""
     pairs = zip(inputs, needs, strict=True)
     return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in pairs])
 

@@ -1,5 +1,6 @@
-"""torch.logcumsumexp with a correct forward-mode derivative. In torch 2.13, torch's derivative takes exp without
-subtracting a maximum first, so it is 0 or NaN if the inputs differ by more than the dtype's exponent range."""
+"""torch.logcumsumexp with a correct forward-mode derivative. In torch 2.13, the built-in derivative computes exp
+without subtracting a maximum. So the derivative is 0 or NaN if the inputs differ by more than the dtype's exponent
+range."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class _LogCumSumExp(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """Return sum_{i <= k} exp(x_i - S_k) t_i, where S are the outputs and t the tangents. Positive and
-        negative t are summed separately, because each sum is computed as a logarithm."""
+        """Return the sums over i <= k of exp(x_i - S_k) t_i, where x are the inputs, S the outputs and t the tangents.
+        Positive and negative tangents are summed separately, because the sums are computed as logarithms."""
         x, sums = ctx.saved_tensors
         sums = sums.masked_fill(sums == -torch.inf, 0)  # -inf marks an empty sum: avoid -inf - (-inf)
         positive, negative = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))

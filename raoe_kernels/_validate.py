@@ -23,7 +23,7 @@ _SYNONYMS = {"temperature": ["scale"], "tau": ["scale"], "labels": ["targets", "
 
 
 def public(function: _Function) -> _Function:
-    """Decorate a public function: its error for an unknown keyword suggests the argument that was probably meant."""
+    """Decorate a public function so that an error about an unknown keyword suggests the argument that was meant."""
     names = frozenset(signature(function).parameters)
 
     @wraps(function)
@@ -40,7 +40,7 @@ def public(function: _Function) -> _Function:
 
 
 def describe(value: object) -> str:
-    """Describe a value in an error message: tensors by dtype, shape and device, other values by repr."""
+    """Describe a value for an error message: tensors by dtype, shape and device, other values by repr."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{dtype} tensor of shape {tuple(value.shape)} on {value.device}"
@@ -59,17 +59,17 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that a tensor has `shape` and is on the device of `to`. `of` is the name of `to` in error messages."""
+    """Check that a tensor has `shape` and is on the device of `to`. In error messages, `of` is the name of `to`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if value.shape != shape or value.device != to.device:
         shape, device = tuple(shape), to.device
-        raise ValueError(f"{name} must have shape {shape} and be on {of}'s device {device}, got {describe(value)}")
+        raise ValueError(f"{name} must have shape {shape} and the device of {of} ({device}), got {describe(value)}")
     return value
 
 
 def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that a tensor holds integers (not bool). Also check its shape and its device, as `companion` does."""
+    """Check that a tensor has an integer dtype (not bool), and check its shape and device as `companion` does."""
     value = companion(name, value, shape, of, to)
     if value.dtype == torch.bool:
         raise TypeError(f"{name} must be a tensor with an integer dtype (up to int64, not bool), got {describe(value)}")
@@ -121,9 +121,9 @@ def number(name: str, value: object, *, low: float = -LARGEST, strict: bool = Fa
 def number_or_tensor(
     name: str, value: object, device: torch.device, *, low: float = -LARGEST, strict: bool = False
 ) -> float | Tensor:
-    """Check that a value is a valid `number` or a scalar float tensor on `device`, which may be learnable. The value
-    of a tensor is checked only on a CPU in eager mode, because the host would wait for a GPU, and compiled code cannot
-    branch on the value."""
+    """Check that a value is a number in the allowed range, or a scalar float tensor on `device`, which may be
+    learnable. The value of a tensor is checked only on a CPU in eager mode, because reading it from a GPU would make
+    the host wait, and compiled code cannot branch on it."""
     if not isinstance(value, Tensor):
         return number(name, value, low=low, strict=strict)
     if not value.is_floating_point() or value.ndim != 0 or value.device != device:
@@ -142,14 +142,14 @@ def scale(value: object) -> float:
 
 
 def learnable_scale(value: object, device: torch.device) -> float | Tensor:
-    """Check that `scale` is a number > 0 (with a warning below 1) or a scalar float tensor on `device` (no warning)."""
+    """Check that `scale` is a number > 0 (a value below 1 causes a warning) or a scalar float tensor on `device`."""
     if isinstance(value, Tensor):
         return number_or_tensor("scale", value, device, low=0, strict=True)
     return scale(value)
 
 
 def warn_of_temperature(scale: float) -> None:
-    """Warn about a scale below 1. The warning points to the caller's line outside this package."""
+    """Warn about a scale below 1. The warning points to the line of the caller's code, outside this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(f"{__package__}."):
         level, frame = level + 1, frame.f_back

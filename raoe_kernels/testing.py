@@ -2,9 +2,9 @@
 
     err(kernel, truth) <= factor x err(plain, truth) + floor
 
-truth is a float64 reference, plain is the same formula in plain PyTorch at the kernel's dtype, err is the largest
-absolute difference from truth, and floor is a few rounding errors. The bound follows from the dtype's precision, so no
-test has to choose a tolerance.
+In this bound, truth is a float64 reference, and plain is the same formula in plain PyTorch in the kernel's dtype. The
+error err is the largest absolute difference from truth, and floor amounts to a few rounding errors. The bound follows
+from the dtype's precision, so no test has to choose a tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def error(actual: Tensor, truth: Tensor) -> float:
 
 
 def _largest(truth: Tensor) -> float:
-    """Return the largest finite absolute value, which determines the floor: an infinite floor would allow any error."""
+    """Return the largest finite absolute value, which sets the floor: an infinite floor would allow any error."""
     return max(truth[truth.isfinite()].abs().tolist(), default=0.0)
 
 
@@ -42,7 +42,7 @@ def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, 
     worst = (actual.detach().double().cpu() - truth.double().cpu()).abs().nan_to_num(nan=torch.inf).argmax()
     values = [x.detach().double().flatten()[worst].item() for x in (actual, plain, truth)]
     raise AssertionError(
-        f"{name}: error {kernel_error:.3g} exceeds {factor:g} x {plain_error:.3g} (plain torch) + {floor:.3g}; "
+        f"{name}: error {kernel_error:.3g} exceeds {factor:g} x {plain_error:.3g} (plain torch's error) + {floor:.3g}; "
         f"at element {worst}: kernel {values[0]!r}, plain {values[1]!r}, float64 {values[2]!r}"
     )
 
@@ -51,8 +51,8 @@ def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_
     """Assert that a loss's error is at most twice the error of `plain` plus a few rounding errors of the result.
 
     exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), or 0 for other
-    losses. A kernel may compute an exponent as a sum x_i + y_j of two terms that are as large as exponent_range, and
-    whose rounding errors are proportional to this size. An error e in the exponents changes L by (1 - exp(-L)) e.
+    losses. A kernel may compute an exponent as a sum x_i + y_j of two terms as large as exponent_range. The rounding
+    errors of these terms are proportional to their size. An error e in the exponents changes L by (1 - exp(-L)) e.
     """
     largest = _largest(truth)
     floor = ULPS * torch.finfo(actual.dtype).eps * (largest + exponent_range * min(1.0, largest))

@@ -23,34 +23,35 @@ def kernel(function: Callable[..., None]) -> Any:
 
 @cache
 def has_99_kib(device: torch.device) -> bool:
-    """Whether a thread block can use only 99 KiB of shared memory (GPUs of compute capability 8.6, 8.9 and 12.x)."""
+    """Return whether a thread block has only 99 KiB of shared memory (GPUs of compute capability 8.6, 8.9 and 12.x)."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     return major == 12 or (major, minor) in ((8, 6), (8, 9))
 
 
 @triton.jit
 def root(x):
-    """Square root, rounded as torch rounds it."""
+    """Return the square root of x, rounded as torch rounds it."""
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 def unit_of(*matrices: Tensor) -> int:
-    """Return a kernel's UNIT: 16 if rows are contiguous and 16-byte aligned, and row strides and numbers of columns are
-    multiples of 16 elements, else 1. Kernels receive row strides and numbers of columns divided by UNIT."""
+    """Return a kernel's UNIT. UNIT is 16 if rows are contiguous and 16-byte aligned, and row strides and numbers of
+    columns are multiples of 16 elements, else 1. Kernels receive row strides and numbers of columns divided by UNIT."""
     in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in matrices)
     return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in matrices) else 1
 
 
 @triton.jit
 def at(row, start, UNIT: tl.constexpr):
-    """Pointer to element `start` of a row. If UNIT is 16, it is marked as 16-byte aligned, which allows wide loads."""
+    """Return a pointer to element `start` of a row. For UNIT 16, mark the pointer as 16-byte aligned, for wide
+    loads."""
     return tl.multiple_of(row + start, 16) if UNIT == 16 else row + start
 
 
 @triton.jit
 def tile(matrix, first, row, start, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to a tile of ROWS x COLUMNS elements that begins at row `first` and column `start`. `row` is the row
-    stride divided by UNIT, and `column` the column stride, which is used only if UNIT is 1."""
+    """Return pointers to a tile of ROWS x COLUMNS elements that begins at row `first` and column `start`. `row` is the
+    row stride divided by UNIT. `column` is the column stride, used only if UNIT is 1."""
     rows, lane = tl.arange(0, ROWS)[:, None] * (row * UNIT), tl.arange(0, COLUMNS)[None, :]
     if UNIT == 16:
         return at(matrix + first * row * UNIT, start, UNIT) + rows + lane

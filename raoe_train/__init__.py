@@ -1,11 +1,12 @@
-"""Train sentence encoders with ranking and angular losses.
+"""raoe trains sentence-transformers models without computing padding.
 
     import raoe_train as rt
 
-`load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own scripts. `train`,
-`prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` run the jobs of the command line.
-Each job takes an optional recipe and settings: ``rt.train("adapt", model={"name": "..."}, output="out")``. `run` takes
-the job's name as its first argument. See docs/python.md. Imports happen at first use, because importing torch is slow.
+Use `load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` in your own scripts. `train`,
+`prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` run the same jobs as the command
+line. Each job accepts an optional recipe and settings, as in ``rt.train("adapt", model={"name": "..."},
+output="out")``. `run` takes the name of a job as its first argument. See docs/python.md. Modules are imported at first
+use, because importing torch is slow.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Run the command ``raoe-train`` as ``python -m raoe_train``."""
+"""Make ``python -m raoe_train`` run the command ``raoe-train``."""
 
 import sys
 

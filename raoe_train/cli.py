@@ -1,4 +1,4 @@
-"""The command ``raoe-train JOB [RECIPE] [--section.key VALUE …]``, and its Python function ``run``."""
+"""The command ``raoe-train JOB [RECIPE] [--section.key VALUE …]``, and the equivalent Python function ``run``."""
 
 import argparse
 import importlib
@@ -40,13 +40,13 @@ STATUS = "exit status: 0 done, 1 finished with failures, 2 invalid input, 3 unex
 
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
-    """Return the function of a job. ValueError if no job has this name."""
+    """Return the function that runs a job. Raise ValueError if no job has this name."""
     config_of(name)
     return getattr(importlib.import_module(f"raoe_train.jobs.{name}"), name)
 
 
 def config_of(name: str) -> Any:
-    """Return the configuration class of a job without importing the job. ValueError if no job has this name."""
+    """Return the configuration class of a job without importing the job. Raise ValueError if no job has this name."""
     if name not in JOBS:
         raise ValueError(f"unknown job {name!r}{cfg.nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
     return getattr(settings, f"{name.title()}Config")
@@ -70,8 +70,8 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
 
 
 def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
-    """Return the command-line parser, with the settings of `jobs`. It writes help and completes words in a shell;
-    `split` reads the settings, because some sections accept keys that only a library knows."""
+    """Return a parser that only prints help and completes words in a shell, with the settings of `jobs`. Settings are
+    read by `split`, because some sections accept keys that only another library knows."""
     form: Any = argparse.RawDescriptionHelpFormatter
     recipes = textwrap.fill(f"a YAML file, or one of: {', '.join(cfg.shipped())}", 100)
     epilog = f"RECIPE is {recipes}\n\n{STATUS}"
@@ -97,7 +97,7 @@ def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def add_keys(job: argparse.ArgumentParser, config: Any) -> None:
-    """Add an option for each key of a configuration class."""
+    """Add a command-line option for each key of a configuration class."""
     essentials = getattr(config, "essentials", ())
     first = job.add_argument_group("settings that most runs need") if essentials else job
     groups: dict[str, Any] = {"": job}
@@ -107,7 +107,7 @@ def add_keys(job: argparse.ArgumentParser, config: Any) -> None:
             group = first if name in essentials else groups[section]
             add_key(group, name, key, hidden=bool(group is not job and group.description))
             continue
-        # of a section that is unset by default, the help only lists the keys
+        # for a section that is unset by default, the help only lists the keys
         inner = ", ".join(cfg.hints_of(of))
         listed = None if key.type is of else textwrap.fill(f"--{name}.KEY VALUE sets {inner}", 100)
         title = key.text or str(of.__doc__).partition(".\n")[0]
@@ -115,7 +115,7 @@ def add_keys(job: argparse.ArgumentParser, config: Any) -> None:
 
 
 def add_key(group: Any, name: str, key: cfg.Key, *, hidden: bool = False) -> None:
-    """Add the option of a key."""
+    """Add the command-line option for one key of a configuration class."""
     kind, default = cfg.describe(key.type), key.default
     if key.type is cfg.Choice:
         default = default.class_path
@@ -127,7 +127,7 @@ def add_key(group: Any, name: str, key: cfg.Key, *, hidden: bool = False) -> Non
 
 
 def split(words: Sequence[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Return the words before the first option, and {option: [the words after it, once per occurrence]}."""
+    """Split a command line into (words before the first option, {option: [list of words after each occurrence]})."""
     before, options = list[str](), dict[str, list[list[str]]]()
     values = before
     for word in words:
@@ -141,8 +141,8 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
 
 
 def configure(words: Sequence[str]) -> tuple[str, dict[str, list[list[str]]], Any]:
-    """Parse a command line. Return the job, the options that are not settings, and the job's configuration, which
-    `checked` has not checked yet."""
+    """Parse a command line. Return the job's name, the options that are not settings, and the job's configuration. The
+    caller must still check the configuration with `checked`."""
     (job, *names), options = split(words)
     config = config_of(job)
     keys, given = cfg.keys_of(config), dict[str, Any]()
@@ -158,7 +158,7 @@ def configure(words: Sequence[str]) -> tuple[str, dict[str, list[list[str]]], An
     recipes = [file for files in others.get("config", ()) for file in files]
     if job == "prepare" and names:
         if "names" in given:
-            raise ValueError("data sets are named twice, before the options and with --names: remove one of the two")
+            raise ValueError("data sets are named both before the options and with --names: use only one of the two")
         given["names"] = names
     elif len(names) > 1:
         raise ValueError(f"only one recipe can precede the options, got {', '.join(names)}")
@@ -168,8 +168,9 @@ def configure(words: Sequence[str]) -> tuple[str, dict[str, list[list[str]]], An
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0 done, 1 finished with failures, 2 invalid input or a known
-    problem (a full disk, a NaN loss), 3 unexpected error, 130 interrupted, 141 broken pipe."""
+    """Run the command line and return its exit status. The status is 0 for success, 1 if the job finished with
+    failures, 2 for invalid input or a known problem (such as a full disk or a NaN loss), and 3 for an unexpected error.
+    The status is 130 after an interruption and 141 after a broken pipe."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a character that terminals cannot show must not end a run
@@ -186,7 +187,7 @@ def _main(words: list[str]) -> int:
     if not sys.stderr.isatty():  # the libraries read these variables when they are imported
         for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
             os.environ.setdefault(key, "1")
-        for key in ("TQDM_DELAY", "TQDM_MININTERVAL"):  # a line a minute
+        for key in ("TQDM_DELAY", "TQDM_MININTERVAL"):  # one line per minute
             os.environ.setdefault(key, "60")
     try:
         result = _run(words)
@@ -209,7 +210,7 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> dict[str, Any]:
-    """Run a job and return its result. For options that only print, such as --print_config, print and return {}."""
+    """Run a job and return its result. If an option only prints something, such as --print_config, return {}."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete  # type: ignore[import-not-found]
 
@@ -238,7 +239,7 @@ def _run(words: list[str]) -> dict[str, Any]:
 
 
 def loss_help(name: str = "") -> str:
-    """Return the help text of a loss and its keywords. Without a name, return a list of all losses."""
+    """Return the help text for a loss and its keywords. If no name is given, return a list of all losses."""
     if not name:
         return f"losses of raoe_train.losses: {', '.join(sorted(settings.known_losses()))}"
     loss = settings.loss_class(name)
@@ -261,8 +262,8 @@ def _unexpected(error: Exception) -> str:
 
 
 def _explain(error: Exception, job: str) -> str:
-    """Return the message for the user, or "" for an unexpected error. Known problems are invalid input, a missing file
-    or package, a full disk, a NaN loss and a lack of memory."""
+    """Return the message that explains an error to the user, or "" if the error is unexpected. Known problems are
+    invalid input, a missing file or package, a full disk, a NaN loss and running out of memory."""
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
         return f"{error.name} is not installed: install raoe[{extra}] (in a checkout: pip install -e '.[{extra}]')"

@@ -1,8 +1,8 @@
-"""Settings of jobs: dataclasses that are filled from recipe files, the command line and Python.
+"""Settings of jobs: dataclasses whose values come from recipe files, the command line or Python.
 
-Each job has one configuration class, and `merge` creates an object of this class. Settings are read in this order, and
-later values override earlier values: defaults, the recipe, `--config` files, the command line (or keywords in Python).
-pydantic converts each value to the type of its field.
+Each job has one configuration class, and `merge` creates an object of this class. Settings are read from the defaults,
+then the recipe, then `--config` files, then the command line (or keywords in Python). Later values override earlier
+values. The package pydantic converts each value to the type of its field.
 """
 
 import contextlib
@@ -26,14 +26,15 @@ T = TypeVar("T")
 
 
 def _number(value: Any) -> Any:
-    """Reject true and false, which pydantic reads as 1 and 0."""
+    """Reject true and false, because pydantic would read them as the numbers 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("not a number")
     return value
 
 
 def plain(value: Any) -> Any:
-    """Parse a text as YAML. Return invalid YAML, mappings without braces ("query: ") and other values unchanged."""
+    """Parse a string as YAML. Invalid YAML, mappings and lists without brackets (such as "query: "), and values that
+    are not strings are returned unchanged."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             parsed = read_yaml(value)
@@ -86,9 +87,9 @@ shorten.maxstring = shorten.maxother = 200
 
 @dataclasses.dataclass
 class Choice:
-    """A class of raoe_train.losses, or the import path of another class, and keywords for its constructor. The key
-    `loss` sets the class, and, for example, `loss.scale` sets its keyword `scale`. A recipe may instead contain
-    loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
+    """A class, given by its name in raoe_train.losses or by its import path, and keywords for its constructor. The key
+    `loss` sets the class, and a key such as `loss.scale` sets the keyword `scale`. A recipe can also set the class and
+    its keywords with loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -104,7 +105,7 @@ class Choice:
 
 
 class Key(NamedTuple):
-    """Type, help text and default of a setting, or of a keyword of a class's constructor."""
+    """The type, the help text and the default value of a setting or of a constructor keyword."""
 
     type: Any
     text: str  # help text
@@ -126,13 +127,13 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
 
 
 def checked(config: T) -> T:
-    """Return config.complete(), which checks settings of libraries, or `config` if it has no method `complete`."""
+    """Return config.complete(), which checks settings of other libraries, or `config` if it has no such method."""
     return config.complete() if hasattr(config, "complete") else config
 
 
 def merge(config: type[T], layers: Iterable[Mapping[str, Any] | str | Path | None], prefix: str = "") -> T:
-    """Create a configuration object from layers; later layers override earlier layers. Only `checked` checks the
-    keywords of a Choice and the keys in `others`.
+    """Create a configuration object from layers of settings. Later layers override earlier layers. The keywords of a
+    Choice and the keys in `others` are checked later, by `checked`.
 
     Args:
         config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY). If it
@@ -178,15 +179,15 @@ def _apply(section: Any, settings: Mapping[str, Any], prefix: str) -> None:
             setattr(section, field, getattr(section, field) or inner())
             _apply(getattr(section, field), value, f"{key}.")
         else:
-            raise ValueError(f"{key} is a section: set --{key}.KEY VALUE; got {shorten.repr(value)}")
+            raise ValueError(f"{key} is a section, not a setting: set --{key}.KEY VALUE; got {shorten.repr(value)}")
 
 
 def _choose(key: str, choice: Choice, value: Any) -> Choice:
-    """Return a copy of `choice` with the class or the keywords in `value`. A new class clears earlier keywords."""
+    """Return a copy of `choice` with the class or the keywords in `value`. Setting a class clears earlier keywords."""
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping) or not isinstance(value.get("init_args") or {}, Mapping):
-        raise ValueError(f"{key} must be the name of a class or a mapping of its keywords, got {shorten.repr(value)}")
+        raise ValueError(f"{key} must be a class name or a mapping of its keyword arguments, got {shorten.repr(value)}")
     keywords = {str(name).removeprefix("init_args."): each for name, each in value.items()}
     path, nested = keywords.pop("class_path", None), keywords.pop("init_args", None) or {}
     choice = choice if path is None else Choice(convert(key, path, str))
@@ -195,7 +196,7 @@ def _choose(key: str, choice: Choice, value: Any) -> Choice:
 
 
 def _rebuild(config: Any) -> Any:
-    """Create a configuration object again, so that each __post_init__ checks the final values of all fields."""
+    """Rebuild a configuration object, so that each __post_init__ checks the final values of all fields."""
     if not hasattr(config, "__dataclass_fields__"):
         return config
     return dataclasses.replace(config, **{name: _rebuild(getattr(config, name)) for name in hints_of(type(config))})
@@ -214,13 +215,13 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Key]:
 
 
 def hints_of(config: Any) -> dict[str, Any]:
-    """Return {field: type} of a dataclass."""
+    """Return {field name: type} for all fields of a dataclass."""
     hints = typing.get_type_hints(config, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
 def dataclass_in(hint: Any) -> Any:
-    """Return the dataclass X of a type X or X | None. Return None if the type contains no dataclass."""
+    """Return the dataclass in a type, such as X for X | None. Return None if the type contains no dataclass."""
     kinds = (kind for kind in (hint, *typing.get_args(hint)) if inspect.isclass(kind))
     return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
 
@@ -231,8 +232,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def convert(key: str, value: Any, hint: Any) -> Any:
-    """Convert the value of a key to a type. A text may be YAML, and a single value may stand for a list. If the value
-    cannot be converted, ValueError names the key."""
+    """Convert the value of a key to the type `hint`. A string may contain YAML, and a single value may stand for a
+    one-item list. If the conversion fails, raise a ValueError that names the key."""
     parsed = plain(value)
     candidates = (*([None] if parsed is None else []), value, parsed, [value])
     for candidate in () if isinstance(value, bytes) else candidates:  # pydantic reads bytes as text
@@ -249,7 +250,7 @@ def _schemas(hint: Any) -> list[dict[str, Any]]:
 
 
 def kinds_of(hint: Any) -> set[str]:
-    """Return the JSON names of a type, such as integer, array (a list) or object (a mapping)."""
+    """Return the names of a type in JSON schemas, such as integer, array (a list) or object (a mapping)."""
     return {schema.get("type", "") for schema in _schemas(hint)}
 
 
@@ -277,7 +278,8 @@ def _describe(schema: Mapping[str, Any]) -> str:
 
 
 def value_of(words: Sequence[str], hint: Any) -> Any:
-    """Convert the words after a key on the command line to a value. No words mean true; NAME=VALUE means a mapping."""
+    """Convert the words after an option on the command line to a value. An option without words is true, and words of
+    the form NAME=VALUE become a mapping."""
     words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words or ["true"]]
     if "object" in kinds_of(hint) and all("=" in word for word in words):
         return dict(word.split("=", 1) for word in words)
@@ -285,7 +287,8 @@ def value_of(words: Sequence[str], hint: Any) -> Any:
 
 
 def keywords_of(of: type) -> dict[str, Key]:
-    """Return a class's constructor keywords with defaults, and those of base classes that receive its ** arguments."""
+    """Return {keyword: Key} for the constructor keywords of a class that have defaults. If the constructor takes **
+    arguments, include the keywords of the base class."""
     keywords: dict[str, Key] = {}
     for base in of.__mro__:
         if "__init__" in vars(base):
@@ -300,7 +303,7 @@ def keywords_of(of: type) -> dict[str, Key]:
 
 
 def docs_of(config: type) -> dict[str, str]:
-    """Return {field: its description under Args} from the docstrings of a class and its base classes."""
+    """Return {field: description} from the section Args in the docstrings of a class and its base classes."""
     docs: dict[str, str] = {}
     for base in reversed(config.__mro__):
         args = (base.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
@@ -310,7 +313,7 @@ def docs_of(config: type) -> dict[str, str]:
 
 
 def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, path) for each path whose field type has `marker`, such as "read" for the type Source."""
+    """Yield (dotted key, path) for each path in a configuration whose type has `marker`, such as "read" for Source."""
     for name, hint in hints_of(type(config)).items():
         value, key = getattr(config, name), prefix + name
         if dataclasses.is_dataclass(value):
@@ -321,7 +324,7 @@ def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, st
 
 
 def marked_as(hint: Any, marker: str) -> bool:
-    """Whether a type, or a type in it, has a marker."""
+    """Return whether a type, or a type nested in it, has a marker."""
     of = typing.get_args(hint)
     return marker in of or any(marked_as(each, marker) for each in of)
 
@@ -341,13 +344,13 @@ def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
 
 
 def shipped() -> dict[str, Path]:
-    """Return {name: file} of the recipes that are part of the package."""
+    """Return {name: file} for the recipes that are shipped with the package."""
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
 def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
-    """Read the settings of a recipe: a YAML file, or the name of a shipped recipe. ValueError for an unknown name, and
-    if the file is not a YAML mapping."""
+    """Read the settings of a recipe: a YAML file, or the name of a shipped recipe. Raise ValueError if the name is
+    unknown or the file is not a YAML mapping."""
     name, recipes = str(recipe), shipped()
     path = recipes.get(name, Path(name).expanduser())
     if name not in recipes and not (path.suffix in (".yaml", ".yml") or "/" in name or "\\" in name):
@@ -364,8 +367,8 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that reads 1e-8 as a number, as YAML 1.2 does, and keeps strings that YAML 1.1 reads as numbers, dates or
-    booleans, although users mean names (007, 1_000, 1:30, 2026-11-26, yes, off)."""
+    """YAML loader that reads 1e-8 as a number, as YAML 1.2 does. The loader keeps names such as 007, 1_000, 1:30,
+    2026-11-26, yes and off as strings, although YAML 1.1 reads them as numbers, dates or booleans."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         first: [(tag, form) for tag, form in rules if tag.rpartition(":")[2] not in (*OWN_RULES, "timestamp")]
@@ -378,7 +381,7 @@ for _tag, (_form, _starts) in OWN_RULES.items():
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML. ValueError if it is invalid."""
+    """Parse YAML. Raise ValueError if it is invalid."""
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:

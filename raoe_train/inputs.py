@@ -1,4 +1,4 @@
-"""What determines the result of a job: its settings, and digests of the files and models that they name."""
+"""Record what determines the result of a job: its settings, and digests of the files and models that they name."""
 
 import dataclasses
 import functools
@@ -23,9 +23,9 @@ EVENTS = "events.out.tfevents."  # start of the names of TensorBoard's files
 def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True) -> dict[str, Any]:
     """Return the settings of a configuration object, or of one of its sections, that determine a result.
 
-    Settings with their default values are left out, so that a setting that a later version adds does not matter to
-    earlier records. Digests replace the paths of files and folders, so that a record depends on the content of a
-    file, not on its path; without `digests`, paths stay. `data_dir` is the folder in which tasks are looked up by name.
+    Settings with their default values are left out, so that earlier records stay valid when a later version adds a
+    setting. Digests replace the paths of files and folders, so that a record depends on the content of a file, not on
+    its path. Without `digests`, the paths are kept. `data_dir` is the folder in which tasks are looked up by name.
     """
     data_dir = getattr(getattr(section, "data", None), "dir", data_dir)
     defaults, result = type(section)(), dict[str, Any]()
@@ -49,7 +49,7 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
 
 
 def _with_digests(value: Any, hint: Any, data_dir: str | None) -> Any:
-    """Replace the name of each input by a digest of its content. Names of tasks are kept: results contain them."""
+    """Replace the name of each input by a digest of its content. Keep task names, because results contain them."""
     if marked_as(hint, "suite"):
         value = pkgutil.resolve_name(SUITE_TASKS)(value)
     if marked_as(hint, "suite") or marked_as(hint, "task"):
@@ -74,7 +74,7 @@ def _data_digest(source: str) -> Any:
 
 
 def _task_digest(word: str, data_dir: str | None) -> Any:
-    """Return what determines a task's data; None for an unknown task, which raises an error when it is read."""
+    """Return what determines a task's data, or None for an unknown task, which cannot be read."""
     source = pkgutil.resolve_name(TASK_SOURCE)(word, data_dir)
     return source and _data_digest(source)
 
@@ -91,7 +91,7 @@ def digest_of(name: str) -> str:
 
 def fingerprint(folder: str) -> str:
     """Return a digest of a local model folder: its file names, file contents (links are followed) and, for an adapter,
-    its base model. The digest changes when the model is trained again, but not when the folder moves."""
+    its base model. The digest changes when the model is trained again, but not when the folder is moved."""
     digests, seen = dict[str, str](), set[str]()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:

@@ -1,9 +1,9 @@
-"""Outputs of jobs: whole files, records of finished work, and parts from which an interrupted job resumes.
+"""Outputs of jobs: complete files, records of finished work, and parts from which an interrupted job resumes.
 
-An output is a file or a folder with a *record*, a JSON file: OUTPUT.json next to a file, OUTPUT/made_from.json in a
-folder. The record has the settings (see `raoe_train.inputs`) and, once the output is finished, the result. Unfinished
-work for a file is in OUTPUT.parts/DIGEST/, where DIGEST is computed from the settings, so that other settings never use
-it. A file without a record was not written by raoe, and is never replaced. Only the decorator of a job reads records.
+An output is a file or a folder. The *record* is a JSON file: OUTPUT.json next to a file, or OUTPUT/made_from.json in a
+folder. The record contains the settings (see `raoe_train.inputs`) and, once the output is finished, the result.
+Unfinished work for a file is stored in OUTPUT.parts/DIGEST/. DIGEST is computed from the settings, so jobs with other
+settings never use this work. A file without a record was not written by raoe, and is never replaced.
 """
 
 import errno
@@ -39,7 +39,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError, which names the setting `key`, if a folder cannot be created. It may exist and be read-only."""
+    """Raise ValueError, which names `key`, if a folder cannot be created. An existing folder may be read-only."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
@@ -55,8 +55,8 @@ def partial(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` when the block ends, or is removed if the block fails. A killed job
-    leaves the old file or the new file, never half a file."""
+    """Yield a temporary path. The file at this path replaces `path` when the block ends, or is removed if the block
+    fails. A killed job leaves either the old file or the new file, never a partly written file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial(path)
@@ -68,7 +68,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def set_modes(folder: str | os.PathLike[str]) -> None:
-    """Give weight files in a folder the usual permissions, because only their owner may read safetensors' files."""
+    """Give weight files in a folder the usual permissions: safetensors' files are readable only by their owner."""
     mask = os.umask(0o077)  # the only way to read the mask is to set it
     os.umask(mask)
     for path in Path(folder).rglob("*.safetensors"):
@@ -88,7 +88,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Return {} if the file does not exist or holds no valid object."""
+    """Read a JSON file that contains an object. Return {} if the file does not exist or contains no valid object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
@@ -145,8 +145,8 @@ class Output:
         self.parts = self.all_parts / digest(self.settings)[:16]
 
     def finished(self, say: bool = False) -> dict[str, Any] | None:
-        """Return the result if the output is finished and has these settings, or None if the work may start or resume.
-        With `say`, print how to repeat finished work.
+        """Return the result if the output is finished with the same settings, or None if work can start or resume. With
+        `say`, print how to repeat finished work.
 
         Raises:
             ValueError: the path is a folder instead of a file (or the reverse), the output has no record, or its
@@ -177,13 +177,13 @@ class Output:
 
     @property
     def replaces(self) -> bool:
-        """Whether `begin` removes an output that was made with other settings."""
+        """Whether the method `begin` will remove an output that was made with other settings."""
         record = read_json(self.record)
         return "settings" in record and bool(different(record["settings"], self.settings))
 
     def begin(self, *files: str) -> None:
-        """Write the record; call this right before writing to a folder. If its record is finished or has other
-        settings, remove the files that it names. `files`: files in the folder that a later run may remove."""
+        """Write the record. Call this method right before writing to a folder. If the folder's record is finished or
+        has other settings, the files that it lists are removed. A later run may remove `files` from the folder."""
         record = read_json(self.record)
         if record.get("finished") or different(record.get("settings"), self.settings):
             if self.folder:
@@ -199,7 +199,7 @@ class Output:
         write_json(self.record, {**record, "files": [*names]})
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Write and return the record of a complete output (result, settings, versions), and remove unfinished work."""
+        """Write and return the record of a finished output (result, settings, versions), and remove unfinished work."""
         result = {} if self.result else result
         record = {"output": self.user_path, **result, "settings": self.settings, "versions": versions()}
         names = read_json(self.record).get("files", [])  # expand folders to their files: users may add files later
@@ -209,12 +209,12 @@ class Output:
         return record
 
     def clear(self) -> None:
-        """Remove what only unfinished work needs."""
+        """Remove the files that only unfinished work needs."""
         for path in self.unfinished:
             remove(path)
 
     def wait(self) -> dict[str, Any]:
-        """Wait for rank 0 to finish the output, and return the result. OSError if rank 0 has ended without a result."""
+        """Return the result when rank 0 has finished the output. Raise OSError if rank 0 ended without a result."""
         deadline = time.monotonic() + PATIENCE
         while not (result := self.finished()):
             time.sleep(POLL)
@@ -226,7 +226,7 @@ class Output:
         return result
 
     def _exists(self) -> bool:
-        """Whether the file exists, or the folder has any content besides a record, or half a record of any rank."""
+        """Return whether the file exists, or the folder contains more than complete or partly written records."""
         if self.path.is_dir():
             half = f".partial*.{self.record.name}"
             return any(path != self.record and not path.match(half) for path in self.path.iterdir())
@@ -234,12 +234,12 @@ class Output:
 
 
 def digest(content: Any) -> str:
-    """Return the SHA-256 of plain values (written as JSON), in hexadecimal."""
+    """Write plain values as JSON, and return the SHA-256 of the text in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def different(old: Any, new: Any, prefix: str = "") -> Sequence[str]:
-    """Return the dotted keys in which two nested settings differ. A missing key differs from a null value."""
+    """Return the dotted keys in which two nested settings differ. A missing key and a null value count as different."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [f"{prefix}{key}" for key in new.keys() ^ old.keys()]
         for key in new.keys() & old.keys():
@@ -250,7 +250,7 @@ def different(old: Any, new: Any, prefix: str = "") -> Sequence[str]:
 
 
 def versions() -> dict[str, str]:
-    """Return {name: version} of Python and of the installed packages that affect results."""
+    """Return {name: version} for Python and for the installed packages that affect results."""
     packages = {"python": platform.python_version()}
     for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn"):
         with suppress(PackageNotFoundError):
@@ -274,8 +274,9 @@ def commit() -> str | None:
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[bool]:
-    """Hold a lock file next to an output during the `with` block. The lock is released if the process dies. ValueError
-    if another process holds it. All links to an output share its lock. Yield False if the file system has no locks."""
+    """Hold a lock file next to an output during the `with` block. The lock is released if the process dies. Raise
+    ValueError if another process holds it. Links to an output share a lock. Yield False if the file system has no
+    locks."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -288,7 +289,7 @@ def locked(path: str | Path) -> Iterator[bool]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"warning: the file system has no locks: make sure that no other process writes to {path}")
+        print(f"warning: the file system does not support file locks: make sure that no other process writes to {path}")
     try:
         yield lock.is_locked
     finally:
@@ -303,15 +304,15 @@ def locked(path: str | Path) -> Iterator[bool]:
 
 
 def _is_work(path: Path) -> bool:
-    """Whether a path in an unfinished output has work to resume, a non-empty log, or files that raoe did not write."""
+    """Return whether a path in an unfinished output must be kept: work to resume, log lines, or files of users."""
     is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
     return path.name not in NO_WORK and not is_empty_log and bool(files_in(path))
 
 
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
-    """Yield a temporary folder for a model. When the block ends without an error, an old model is removed, the record
-    gets the names of the new files, and the new files move to the output folder."""
+    """Yield a temporary folder for a model. When the block ends without an error, the old model is removed, the names
+    of the new files are recorded, and these files move to the output folder."""
     saved = partial(output.path / "model")
     remove(saved)  # a killed process may have left it, with safetensors' temporary files
     saved.mkdir()
@@ -329,14 +330,14 @@ def replacing_model(output: Output) -> Iterator[Path]:
 
 
 def files_in(path: Path) -> list[Path]:
-    """Return all files and links in a folder and its subfolders; for any other path, the path itself."""
+    """Return all files and links in a folder and its subfolders. For any other path, return the path itself."""
     if path.is_symlink() or not path.is_dir():
         return [path]
     return [Path(root, name) for root, _, names in os.walk(path) for name in names]
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """Append a suffix to a path, as in `OUTPUT.json`."""
+    """Append a suffix to the name of a file, as in `OUTPUT.json`."""
     return path.with_name(path.name + suffix)
 
 

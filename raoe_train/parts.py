@@ -1,4 +1,4 @@
-"""Arrays that one or several processes make part by part, so that interrupted work resumes."""
+"""Arrays that one or several processes compute in parts, so that interrupted work can resume."""
 
 import os
 import time
@@ -17,8 +17,8 @@ SHARD = 4096  # sentences or pairs in a part; a killed process loses at most one
 def write_parts(
     folder: Path, items: Sequence[Any], make: Callable[[Any], np.ndarray], name: str, size: int = 0, sync: bool = False
 ) -> list[Path]:
-    """Make an array part by part: write this process's share of the missing parts, and return the paths of all parts.
-    Rank 0 waits for the other processes and, after PATIENCE seconds, makes the parts that they have not made.
+    """Compute an array in parts: write this process's share of the missing parts, and return the paths of all parts.
+    Rank 0 waits for the other processes and, after PATIENCE seconds, computes the parts that are still missing.
 
     Args:
         folder: where finished parts are kept, from which an interrupted job resumes.
@@ -36,7 +36,7 @@ def write_parts(
     names = {path.name for path in paths.values()}
 
     def finished() -> set[str]:
-        """Return the names of the parts that all processes together have made."""
+        """Return the names of the parts that any process has finished."""
         return names.intersection(os.listdir(folder)) if folder.exists() else set()
 
     made = finished()
@@ -70,7 +70,7 @@ def write_parts(
 
 
 def read_parts(paths: Sequence[Path]) -> np.ndarray:
-    """Return the array of all parts. np.concatenate would keep the parts in memory, too."""
+    """Return the array of all parts. (`np.concatenate` would also keep the separate parts in memory.)"""
     parts, end = [np.load(path, mmap_mode="r") for path in paths], 0
     whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
     while parts:

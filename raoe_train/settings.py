@@ -1,4 +1,4 @@
-"""Sections of recipes. This file does not import torch, so that help and shell completion are quick."""
+"""Sections of recipes. This file does not import torch, so that help and shell completion are fast."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -83,7 +83,7 @@ class FrozenEncoder(Encoder):
 
 @dataclass
 class Model(Encoder):
-    """An encoder to load, and the changes to make before training.
+    """An encoder to load, and how to change it before training.
 
     Args:
         name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
@@ -211,8 +211,8 @@ class Data(Tasks):
 
 @dataclass
 class Mining:
-    """How to mine examples. k, threshold, drop and count are for labelled texts; corpus and the settings after it are
-    for rows of queries and passages.
+    """How to mine examples. The settings k, threshold, drop and count are for labelled texts. The setting corpus and
+    all settings after it are for rows of queries and passages.
 
     Args:
         k: number of nearest neighbours to find in a sentence's own class, and again in all other
@@ -261,7 +261,7 @@ class Mining:
 
 @dataclass
 class Classifier:
-    """The classifier for transfer tasks. The other keys have defaults that depend on classifier.name.
+    """The classifier for transfer tasks. The defaults of the other settings depend on classifier.name.
 
     Args:
         name: scikit-learn (logistic regression), or senteval (SentEval's linear layer, trained with
@@ -280,7 +280,7 @@ class Classifier:
     epoch_size: PositiveInt | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the name and all settings. ValueError for an unknown name, or a setting of the other classifier."""
+        """Return the name and all settings. Raise ValueError for unknown names and settings."""
         if self.name not in CLASSIFIERS:
             hint = nearest(self.name, CLASSIFIERS)
             raise ValueError(f"classifier.name must be one of {', '.join(CLASSIFIERS)}, got {self.name!r}{hint}")
@@ -371,7 +371,7 @@ class Sampling:
         if names and not self.do_sample:
             raise ValueError(f"generation.{names[0]} has no effect on greedy decoding: set generation.do_sample true")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings or ()):
-            raise ValueError(f"generation.stop_strings must be a list of non-empty texts, got {self.stop_strings!r}")
+            raise ValueError(f"generation.stop_strings must be a list of non-empty strings, got {self.stop_strings!r}")
 
 
 @dataclass
@@ -421,7 +421,7 @@ class Generation(Sampling):
 
 @dataclass
 class Teacher(FrozenEncoder):
-    """The frozen encoder that supplies a loss's targets.
+    """The frozen encoder that supplies the targets of a loss.
 
     Args:
         cache: directory in which the teacher's embeddings (for lists, cosines) are cached for later
@@ -439,7 +439,7 @@ class Teacher(FrozenEncoder):
 
 @dataclass
 class Training:
-    """How to train; every other field of SentenceTransformerTrainingArguments is also a key here.
+    """How to train. All other fields of SentenceTransformerTrainingArguments are also accepted as settings.
 
     Args:
         num_train_epochs: number of passes over the training data

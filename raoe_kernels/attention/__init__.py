@@ -1,4 +1,4 @@
-"""Bidirectional attention over padded or packed sentences, alone and together with causal attention."""
+"""Bidirectional attention over padded or packed sentences, alone or together with causal attention."""
 
 from .api import bidirectional_attention, dual_attention
 from .autograd import OP

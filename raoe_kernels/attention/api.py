@@ -30,10 +30,10 @@ def bidirectional_attention(
 ) -> Tensor:
     """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
 
-    Every real token attends to all real tokens of its sentence. Padding has no influence: NaN or inf in padding does
-    not spread. Padding rows are 0 in the result and in the gradients, whatever their upstream gradient is. The
-    result for a sentence does not depend on the other sentences of the batch, up to rounding (the README in
-    raoe_kernels/attention says when results are bit-identical).
+    Every real token attends to all real tokens of its sentence. Padding does not affect real tokens, even if it
+    contains NaN or inf. Rows of padding are 0 in the result and in the gradients, regardless of their upstream
+    gradient. Up to rounding, the result for a sentence does not depend on the other sentences of the batch. The README
+    in raoe_kernels/attention explains when results are bit-identical.
 
     Args:
         q: (b, h, L, d), or packed (tokens, h, d): float16, bfloat16, float32 or float64.
@@ -86,12 +86,13 @@ def dual_attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Causal and bidirectional attention of the same queries, keys and values: the two terms of BeLLM's Eq. 5.
+    """Causal and bidirectional attention for the same queries, keys and values: the two terms of BeLLM's Eq. 5.
 
-    Args, Raises: as for bidirectional_attention, without dropout_p and causal. The backend "triton" computes both
-    results in one pass over the keys.
+    The arguments and errors are those of bidirectional_attention, without dropout_p and causal. The backend "triton"
+    computes both results in one pass over the keys.
 
-    Returns: (causal result, bidirectional result), the results of bidirectional_attention with causal=True and False.
+    Returns:
+        (causal result, bidirectional result): what bidirectional_attention returns with causal=True and causal=False.
     """
     where = lengths, padding_mask, cu_seqlens, max_seqlen
     causal, full = _call(q, k, v, *where, scale, (True, False), 0.0, backend)
@@ -141,7 +142,7 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
 
 
 def _readable(value: Tensor) -> bool:
-    """Whether the host can read a tensor's values without waiting for a device or breaking a compiled graph."""
+    """Return whether the host can read a tensor's values without waiting for a device or breaking a compiled graph."""
     return value.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

@@ -1,12 +1,13 @@
 """Bidirectional and dual attention as differentiable functions, eager and under torch.compile.
 
-Attention does not use the contract of the other ops (_contract.py), for three reasons: a call has one or two results;
-autograd differentiates the backends in plain torch; and under torch.compile, the backward pass must not draw a new
-dropout mask.
+Attention does not use the interface of the other ops (_contract.py), for three reasons. First, a call has one or two
+results. Second, autograd differentiates the backends in plain torch. Third, under torch.compile, the backward pass must
+not draw a new dropout mask.
 
-A backend in plain torch has one function: forward(q, k, v, padding, options) -> one result for each entry of
+A backend in plain torch has one function: forward(q, k, v, padding, options) returns one result for each entry of
 options.causal. A backend with its own gradient has three functions. `spans(q, padding)` prepares the padding for the
-other two, and `forward` also returns the logsumexps that `backward` needs. "last" belongs to options.causal[-1]:
+other two functions. `forward` also returns the logsumexps that `backward` needs. Below, "last" stands for
+options.causal[-1]:
     forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); "causal" is the first result of a
         dual call; in all other calls, the causal result and its logsumexp are None
     backward(grad causal, grad last, q, k, v, padding, options, *results of forward, needs) -> (dq, dk, dv)
@@ -30,7 +31,8 @@ WIDE = 128  # largest head dimension for which the Triton kernels keep their acc
 
 
 class Problem(NamedTuple):
-    """Values on which the choice of a backend depends. operator: whether the call runs as a torch.library operator."""
+    """Values that determine the choice of a backend. `operator` is True in a call through the torch.library
+    operator."""
 
     q: Tensor
     padding: Padding
@@ -39,11 +41,12 @@ class Problem(NamedTuple):
 
 
 def by_case(problem: Problem) -> str:
-    """Return the backend that "auto" selects on CUDA: scan (torch's attention) if it should be as fast as triton, else
-    triton (see README).
+    """Return the backend that "auto" selects on CUDA: "scan" (torch's attention) where it should be as fast as
+    "triton", otherwise "triton" (see README).
 
-    An operator's backward pass has to repeat scan's forward pass. For packed sentences, this costs more time than
-    FlashAttention saves. With dropout, `reference` would replace scan (see _select) and hold all weights in memory.
+    In a torch.library operator, the backward pass of `scan` has to repeat the forward pass. For packed sentences, the
+    repetition takes more time than FlashAttention saves. With dropout, `reference` would replace `scan` (see _select),
+    and would keep all attention weights in memory.
     """
     q, padding, options, operator = problem
     if operator and options.dropout_p:
@@ -90,10 +93,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Optio
 
 
 def _select(q: Tensor, padding: Padding, options: Options, backend: str) -> Any:
-    """Return the backend for a call through the torch.library operator, as under torch.compile.
+    """Return the backend for a call that goes through the torch.library operator, as under torch.compile.
 
-    The operator's backward pass computes the forward pass of `scan` again, with a different dropout mask from torch. So
-    with dropout, `reference` replaces `scan`.
+    The operator's backward pass would run the forward pass of `scan` again, for which torch would draw a new dropout
+    mask. So with dropout, `reference` replaces `scan`.
     """
     problem = Problem(q, padding, options, True)
     module = OP.select(q.device, backend, problem)

@@ -1,5 +1,5 @@
-"""Padding and options of a call, and functions that convert packed batches to padded batches and back. No function
-makes the host wait for the device."""
+"""Padding and options of a call, and functions that convert packed batches to padded batches and back. No function in
+this file makes the host wait for the device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class Padding(NamedTuple):
     """Positions of the real tokens of a call. At most one of the first three fields is set. If none is set, all tokens
     are real.
 
-    lengths     [b]: the first lengths[i] tokens of row i are real
-    mask        [b, L] bool: True where a token is real
-    cu_seqlens  [b + 1] int32: sequence i of a packed batch is tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1
-    longest     L of a padded batch, max_seqlen of a packed batch
-    spans       positions of the real tokens in the form that a backend needs, computed once per call
+    Attributes:
+        lengths: [b]; the first lengths[i] tokens of row i are real
+        mask: [b, L] bool, True where a token is real
+        cu_seqlens: [b + 1] int32; sequence i of a packed batch is tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1
+        longest: L of a padded batch, max_seqlen of a packed batch
+        spans: positions of the real tokens in the form that a backend needs, computed once per call
     """
 
     lengths: Tensor | None
@@ -28,12 +29,13 @@ class Padding(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Settings of a call: scale, which results are causal, and dropout.
+    """Settings of a call to an attention function.
 
-    scale      factor for the attention scores q k^T
-    causal     whether each result is causal: (False,) or (True,), or (True, False) in a dual call
-    dropout_p  probability that an attention weight is dropped, 0 in a dual call
-    seed       [] int64, from which `reference` and `triton` compute the dropout mask; None without dropout
+    Attributes:
+        scale: factor for the attention scores q k^T
+        causal: whether each result is causal: (False,) or (True,), or (True, False) in a dual call
+        dropout_p: probability that an attention weight is dropped, 0 in a dual call
+        seed: [] int64, from which `reference` and `triton` compute the dropout mask; None without dropout
     """
 
     scale: float
@@ -45,7 +47,7 @@ class Options(NamedTuple):
 class Padded(NamedTuple):
     """A batch in padded form, with zeros where `real` [b, L] is False. If `real` is None, all tokens are real.
 
-    right: True if all padding is known to be on the right
+    `right` is True if all padding is known to be on the right.
     """
 
     q: Tensor
@@ -56,14 +58,14 @@ class Padded(NamedTuple):
 
 
 def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
-    """Return [b, L] bool, True for the real tokens of a padded batch, or None if all are real."""
+    """Return a bool mask [b, L], True for the real tokens of a padded batch, or None if all tokens are real."""
     if padding.lengths is None:
         return padding.mask
     return torch.arange(padding.longest, device=device) < padding.lengths[:, None]
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d], and set padding to 0, so that it cannot spread NaN and has gradient 0."""
+    """Convert q, k and v to [b, heads, L, d]. Set padding to 0, so that it cannot spread NaN and gets gradient 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()

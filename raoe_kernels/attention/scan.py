@@ -1,6 +1,6 @@
 """Attention with torch's own functions and torch's dropout. Packed sentences use FlashAttention where it can run. On a
-CPU without dropout, most batches with padding use Sentences, which calls torch's CPU kernels (see sentences.py).
-All other calls use scaled_dot_product_attention. A dual call computes attention twice: torch has no dual attention.
+CPU without dropout, most batches with padding use Sentences, which calls torch's CPU kernels (see sentences.py). All
+other calls use scaled_dot_product_attention. A dual call computes attention twice, because torch has no dual attention.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 
 def takes_packed(q: Tensor, padding: Padding) -> bool:
-    """Whether FlashAttention can run: packed, half precision, head dimension divisible by 8, GPU of sm_80 or later."""
+    """Return whether FlashAttention can run. FlashAttention needs a packed batch, half precision, a head dimension
+    divisible by 8, and a GPU of sm_80 or later."""
     return (
         padding.cu_seqlens is not None
         and q.device.type == "cuda"
@@ -67,7 +68,7 @@ def _has_flash(device: torch.device) -> bool:
 
 
 class _Packed(torch.autograd.Function):
-    """Torch's FlashAttention on packed sentences. Its kernels neither read nor write tokens outside all sequences."""
+    """Torch's FlashAttention on packed sentences. FlashAttention does not access tokens outside all sequences."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, options: Options):
@@ -92,7 +93,7 @@ class _Packed(torch.autograd.Function):
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Return a mask [b, 1, L, L]: True for real keys up to the query, and for the query's own key (no row is empty)."""
+    """Return a mask [b, 1, L, L], True for real keys up to the query, and for its own key, so that no row is empty."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

@@ -1,9 +1,9 @@
-"""Attention on a CPU in runs of sentences of similar length, with the kernels behind torch's
-scaled_dot_product_attention, or with matrix products if the sentences are short and a gradient is needed.
+"""Attention on a CPU in runs of sentences of similar length. A run uses the kernels behind torch's
+scaled_dot_product_attention, or matrix products for short sentences if a gradient is needed.
 
-On a CPU, reading the lengths needs no sync, so most computations with padding can be skipped. Padding that remains in a
-run gets weights of exactly 0: a mask hides padding keys, and in backward, a logsumexp of inf (or zeroed weights) hides
-padding queries. Padding that might not be finite is set to 0 first, because 0 times inf or NaN is NaN.
+On a CPU, the lengths can be read without a sync, so most computations on padding can be skipped. Padding that remains
+in a run gets attention weights of exactly 0. A mask hides padding keys. In the backward pass, a logsumexp of inf (or
+weights set to 0) hides padding queries. Padding that may not be finite is set to 0 first, because 0 times inf is NaN.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 
 
 class _Run(NamedTuple):
-    """Sentences that are computed together.
+    """Sentences of similar length that are computed together.
 
-    rows    indices of the sentences' rows or, in a packed batch, of their tokens [sentences * length], with a repeated
-            token of the sentence as padding. A slice for a single sentence, or for all rows of a padded batch
-    first   position of the sentences' first real token in a padded row
-    length  number of tokens that are computed for each sentence, at least the length of the longest sentence
-    padding [sentences, length] bool: True for padding; None only if all sentences have the same length
-    bias    [sentences, 1, 1, length], added to the scores: -inf for padding, else 0
-    real    if `rows` repeats tokens as padding: positions of the real tokens in `rows`
+    Attributes:
+        rows: indices of the sentences' rows or, in a packed batch, of their tokens [sentences * length], with a
+            repeated token of the sentence as padding. A slice for one sentence, or for all rows of a padded batch
+        first: position of the sentences' first real token in a padded row
+        length: number of tokens that are computed for each sentence, at least the length of the longest sentence
+        padding: [sentences, length] bool, True for padding; None only if all sentences have the same length
+        bias: [sentences, 1, 1, length], added to the scores: -inf for padding, else 0
+        real: positions of the real tokens in `rows`, if `rows` repeats tokens as padding
     """
 
     rows: slice | Tensor
@@ -72,8 +73,8 @@ class _Run(NamedTuple):
             x.index_copy_(0, index, part)
 
     def modes(self, causal: tuple[bool, ...]) -> list[tuple[bool, Tensor | None]]:
-        """Return (is_causal, attn_mask) for each result. In a run, padding is only on the right, so all keys up to a
-        real query are real, and a causal result needs no mask."""
+        """Return torch's arguments (is_causal, attn_mask) for each result. In a run, padding is only on the right, so
+        all keys up to a real query are real, and a causal result needs no mask."""
         return [(is_causal, None if is_causal else self.bias) for is_causal in causal]
 
 
@@ -112,7 +113,7 @@ def _runs(padding: Padding, q: Tensor) -> list[_Run]:
 
 
 def _padded_length(length: int, room: int, min_length: int) -> int:
-    """Return the number of tokens to compute for a sentence of `length` tokens."""
+    """Return the number of tokens, with padding, to compute for a sentence of `length` tokens."""
     rounded = length if length <= STEP // 2 else -(-length // STEP) * STEP
     return min(max(rounded, min_length), room)
 
@@ -144,7 +145,7 @@ def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def supports(padding: Padding) -> bool:
-    """Whether `Sentences` can run the batch: packed, or padded without padding between the tokens of a sentence."""
+    """Return whether `Sentences` can run a batch. The batch must be packed, or padded only around its sentences."""
     if padding.mask is None:
         return padding.lengths is not None or padding.cu_seqlens is not None
     begins = padding.mask[:, 1:] & ~padding.mask[:, :-1]
@@ -152,7 +153,7 @@ def supports(padding: Padding) -> bool:
 
 
 def _prepare(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list[Tensor]:
-    """Make the last dimension of inputs contiguous. In inputs[first:], also set padding to 0 if its products could
+    """Make the inputs' last dimension contiguous. In inputs[first:], also set padding to 0 if its products could
     overflow."""
     results = []
     for i, x in enumerate(inputs):
@@ -176,7 +177,7 @@ def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
 def _multiply(
     inputs: list[Tensor], run: _Run, scale: float, causal: tuple[bool, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the results and the attention weights of a run of short sentences. For padding queries, both are 0."""
+    """Return the results and attention weights of a run of short sentences, which are 0 for padding queries."""
     q, k, v = (x.contiguous() for x in inputs)
     scores = (q @ k.mT).mul_(scale)
     if run.bias is not None:
@@ -205,14 +206,14 @@ def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[T
 
 
 class Sentences(torch.autograd.Function):
-    """Return one result per entry of `causal`. q, k and v must have the same number of heads. No row may have padding
+    """Compute one result per entry of `causal`. The inputs must have the same number of heads. No row may have padding
     between real tokens."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, causal: tuple, no_grad: bool
     ):
-        """Compute the results. no_grad: True if no gradient is needed."""
+        """Compute the results. `no_grad` is True if no gradient is needed."""
         q, k, v = _prepare((q, k, v), padding, 1 if no_grad else 0)  # padding queries affect only gradients
         # Matrix products are faster than kernels only if a gradient is needed. They would add rounding errors
         # in half precision, and copy packed batches more often.

@@ -1,15 +1,16 @@
-"""Triton backward kernels of attention. Each kernel recomputes a tile of scores once, for both softmaxes.
+"""Triton backward kernels of attention. Each kernel recomputes a tile of scores only once.
 
-Let p = 2^(score - lse), o the output, g its gradient and delta = g o. Then ds = p (g v - delta), dq = scale ds k,
-dk = scale ds^T q, dv = p^T g. If both softmaxes include a key, p_full = w p_causal, where w = 2^(lse_causal -
-lse_full) <= 1 is one number per query. So one product serves both softmaxes. Up to the diagonal, this product uses the
-mixed gradient w g_full + g_causal, the delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, it
-uses the bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each
-kernel loops over the clear tiles on both sides of the diagonal, then over the masked tiles: those on the diagonal, in
-which each element uses the values of its own side, and those that may contain padding. Short sentences have one tile.
+Let p = 2^(score - lse) be the weights, o the output, g its upstream gradient, and delta = g o. Then the gradients are
+ds = p (g v - delta), dq = scale ds k, dk = scale ds^T q and dv = p^T g. For a key that is in both softmaxes, p_full = w
+p_causal, where w = 2^(lse_causal - lse_full) <= 1 is one number per query. So one matrix product serves both softmaxes,
+the causal and the bidirectional one. Up to the diagonal, this product uses the mixed gradient w g_full + g_causal, the
+delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, the product uses the bidirectional gradient,
+delta and logsumexp. The query kernel runs first and stores the mixed values. Each kernel loops over the clear tiles
+(without a mask) on both sides of the diagonal, then over the masked tiles. Masked tiles are the tiles on the diagonal,
+where each element uses the values of its own side, and tiles that may contain padding. Short sentences have one tile.
 
-With dropout, o = M p v / (1 - dropout_p) for a mask M, so ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g /
-(1 - dropout_p). The kernels multiply delta by 1 - dropout_p, and divide complete gradients by 1 - dropout_p.
+With a dropout mask M, o = M p v / (1 - dropout_p). So ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g / (1 -
+dropout_p). The kernels multiply delta by 1 - dropout_p, and at the end divide the gradients by 1 - dropout_p.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from .triton_forward import (
 
 @triton.jit
 def _masked_tiles(start, begin, end, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr):
-    """Return (low, high, edge). Between `begin` and `end`, the tiles from `low` to `high` (in steps of OTHER) and from
-    `edge` to `end` need a mask. The tiles before `low` and from `high` to `edge` are clear."""
+    """Return the limits (low, high, edge) of masked tiles. Between `begin` and `end`, the tiles from `low` to `high`
+    (in steps of OTHER) and from `edge` to `end` need a mask. Tiles before `low` and from `high` to `edge` are clear."""
     low, high = begin, begin
     if MODE != FULL:
         low, high = start, tl.minimum(start + BLOCK, length)
@@ -68,7 +69,7 @@ def _count_masked_tiles(low, high, edge, end, OTHER: tl.constexpr):
 def _by_score(
     scores, grad, values, lse, delta, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Return the gradient of a tile of scores [queries, keys]. The gradient of a score of -inf is 0."""
+    """Return the gradient with respect to a tile of scores [queries, keys], which is 0 for a score of -inf."""
     by_weight = product(grad, values, delta.dtype, PRECISION)
     by_weight = drop(by_weight, query_keys[:, None], key_offsets[None, :], threshold, DROPOUT)
     return tl.exp2(scores - lse[:, None]) * (by_weight - delta[:, None])
@@ -80,7 +81,7 @@ def _gradient_of_queries(
     query_keys, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return acc plus the sum of ds k over the clear tiles of keys in [start, end)."""
+    """Return `acc` plus the sum of ds k over the clear tiles of keys (those without a mask) from `start` to `end`."""
     wide: tl.constexpr = acc.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         other, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
@@ -97,7 +98,7 @@ def _of_queries(
     full, causal, grad_full, grad_causal, lse_full, lse_causal, base, row, real, kept, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient, logsumexp and delta of a tile of results, then the mixed values (equal unless DUAL)."""
+    """Return gradient, logsumexp and delta of a tile of results, then their mixed values (different only if DUAL)."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     at = base * HEAD_DIM
     grad = rows(begin(grad_full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -196,7 +197,7 @@ def _by_weight(
     scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of a tile of scores [keys, queries] (0 for a score of -inf), and by_value + p^T g."""
+    """Return the gradient of a tile of scores [keys, queries], and by_value + p^T g. A score of -inf has gradient 0."""
     p = tl.exp2(scores - lse[None, :])
     weights = drop(p, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
     by_value = dot(weights.to(grad.dtype), grad, by_value, PRECISION)
@@ -210,8 +211,7 @@ def _by_masked_weight(
     scores, later, values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value, query_keys, key_offsets, threshold,
     MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute _by_weight for a tile on the diagonal. The mixed values are used for keys that are not `later` than the
-    query."""
+    """Compute what _by_weight returns, for a masked tile. The mixed values apply to keys not `later` than the query."""
     if MODE == DUAL:
         p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
         by_value = dot(tl.where(later, p, 0.0).to(grad.dtype), grad, by_value, PRECISION)
@@ -233,7 +233,7 @@ def _gradients_of_keys(
     by_key, by_value, key, key_offsets, threshold, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
+    """Add ds^T q to `by_key` and p^T g to `by_value`, over one head's clear tiles of queries from `start` to `end`."""
     wide: tl.constexpr = by_key.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         other, place, real = places(at, first, length, valid, holes, row_len, BLOCK, CLEAR)
@@ -258,10 +258,10 @@ def attention_backward_kv(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a tile of keys and values from one query head. The caller sums the heads of a group.
+    """Compute the gradients of a tile of keys and values from one query head. The caller sums the gradients of a group.
 
-    No product needs a mask: a padding query is a row of zeros with gradient 0, and the gradient of a padding key is
-    set to 0 at the end.
+    No matrix product needs a padding mask: a padding query is a row of zeros with gradient 0, and the gradient of a
+    padding key is set to 0 at the end.
     """
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
@@ -344,7 +344,7 @@ def attention_backward_short(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of a key head and of its query heads, in a sequence of at most BLOCK tokens."""
+    """Compute all gradients of one key head and of its query heads, for a sequence of at most BLOCK tokens."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     key_heads = heads // group
     key_head = tl.program_id(0) % key_heads

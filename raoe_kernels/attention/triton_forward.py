@@ -1,15 +1,16 @@
 """Triton forward kernel of attention, and the functions that it shares with the backward kernels.
 
-A program computes one tile of queries, for one head and one sequence. It runs an online softmax in base 2 over tiles of
-keys: m is the running maximum of the scores, l the sum of 2^(score - m), acc the sum of values with these weights. A
-causal program stops after its own tile. A dual call returns the causal and the bidirectional result. Its program first
-processes the keys before its tile and, within its tile, the keys up to each query. It then writes the causal result,
-and continues the same softmax with the later keys, which gives the bidirectional result. So the program of a dual call
-needs only one softmax state, and computes the scores of every tile once.
+A program computes the results of one tile of queries, for one head and one sequence. The program runs an online softmax
+in base 2 over tiles of keys. The state of the softmax is the running maximum m of the scores, the sum l of 2^(score -
+m), and the sum acc of the values with these weights. In a causal call, a program stops after its own tile. A dual call
+returns the causal and the bidirectional result. A program of a dual call first processes the keys before its own tile
+and, within this tile, the keys up to each query. The program then writes the causal result, and continues the same
+softmax with the later keys, which gives the bidirectional result. So the program needs only one softmax state, and
+computes the scores of every tile once.
 
-Most tiles of keys need no mask ("clear" tiles). Tiles need a mask at a sequence's end, on the diagonal, or if the
-sequence has holes: padding between real tokens. Positions are counted from a sequence's first real token. So a sequence
-has the same tiles in the same order wherever it is in a batch, left-padded, right-padded or packed.
+Most tiles of keys need no mask: they are "clear". A tile needs a mask at the end of a sequence, on the diagonal, or if
+the sequence has holes (padding between real tokens). Positions are counted from a sequence's first real token. So a
+sequence has the same tiles in the same order at any place in a batch, whether left-padded, right-padded or packed.
 
 The dropout mask is a hash of positions (README, Dropout), so the backward kernels can compute the same mask again.
 """
@@ -32,7 +33,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @kernel
 def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
-    """Compute spans [3, b], which `sequence` reads, from a mask [b, longest]. One program per row."""
+    """Compute the tensor `spans` [3, b], which `sequence` reads, from a mask [b, longest], with one program per row."""
     row, gap = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     first, end, count = longest, 0, 0
     for start in range(0, longest, BLOCK):
@@ -65,7 +66,7 @@ def places(start, first, length, valid, holes, row_len, BLOCK: tl.constexpr, WHI
     """Return a tile's offsets in the sequence, its positions in the tensor, and a mask of the real tokens.
 
     In a padded batch with rows of row_len tokens, the tiles after the last real token cover the row's padding: first
-    the padding on the right, then the padding before `first`. So every token has a tile. row_len is 0 if packed.
+    the padding on the right, then the padding before `first`. So every token is in a tile. If packed, row_len is 0.
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset
@@ -81,7 +82,7 @@ def rows(
     x, position, row_mask, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
     WHICH: tl.constexpr = EDGES,
 ):  # fmt: skip
-    """Load [BLOCK, BLOCK_D] rows of a tensor. Rows of padding are not read, and are 0 in the result."""
+    """Load a tile [BLOCK, BLOCK_D] of a tensor's rows. Rows of padding are not read, and are 0 in the result."""
     column = tl.arange(0, BLOCK_D)
     at = x + position[:, None] * (stride * UNIT) + column[None, :]
     if WHICH == EDGES:
@@ -104,7 +105,7 @@ def zero_ends(
     x, row, spans, sequences, tokens, tile, tiles, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Write zeros to the tokens before the first and after the last sequence of a packed batch. One call covers every
-    `tiles`-th tile of these tokens, from tile number `tile` on."""
+    `tiles`-th tile of these tokens, starting with tile number `tile`."""
     before = tl.load(spans)
     token_count = tl.load(spans + sequences) - before
     for start in range(tile * BLOCK, tokens - token_count, tiles * BLOCK):
@@ -116,7 +117,7 @@ def zero_ends(
 
 @triton.jit
 def result_strides(heads, row_len):
-    """Return a contiguous result's strides between sequences, heads and tokens, in units of rows. row_len is 0 for
+    """Return the strides of a contiguous result between sequences, heads and tokens, in units of rows. row_len is 0 for
     packed batches."""
     heads, row_len = heads.to(tl.int64), row_len.to(tl.int64)
     return heads * row_len, tl.maximum(row_len, 1), tl.where(row_len == 0, heads, 1)
@@ -130,7 +131,7 @@ def begin(x, offset):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a b. PRECISION: how float32 is multiplied, "ieee" (full precision) or "tf32"."""
+    """Return acc + a b. PRECISION selects how float32 is multiplied: "ieee" (full precision) or "tf32"."""
     if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
         a = a.to(acc.dtype)
         b = b.to(acc.dtype)
@@ -154,7 +155,7 @@ def fold(key, number):
 
 @triton.jit
 def stream(seed, head, batch, DROPOUT: tl.constexpr):
-    """Return the key of dropout's hash for one head of a sequence."""
+    """Return the key of the dropout hash for one head of a sequence."""
     key = tl.full((), 0, tl.uint32)
     if DROPOUT:
         number = tl.load(seed)
@@ -164,7 +165,7 @@ def stream(seed, head, batch, DROPOUT: tl.constexpr):
 
 @triton.jit
 def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
-    """Set to 0 the elements of a tile that dropout drops. query_keys: fold(stream, offset) of each query."""
+    """Zero the elements of a tile that dropout drops. `query_keys` holds fold(stream, offset) of each query."""
     if DROPOUT:
         x = tl.where(fold(query_keys, key_offsets) >= threshold.to(tl.uint32), x, 0.0)
     return x
@@ -213,8 +214,9 @@ def attention_forward(
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode CAUSAL stops at the diagonal. Mode DUAL
-    writes the causal result there and continues. A step multiplies BLOCK queries by OTHER keys; OTHER divides BLOCK.
-    With DROPOUT, weights whose hash is below `threshold` count only in the softmax's sum; `kept` is 1 - dropout_p."""
+    writes the causal result at the diagonal, and continues. A step multiplies BLOCK queries by OTHER keys, where OTHER
+    divides BLOCK. With DROPOUT, weights whose hash is below `threshold` are dropped: they count only in the sum of the
+    softmax. `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
@@ -291,7 +293,7 @@ def attention_forward(
 
 @triton.jit
 def _finish(result, lse, row, store_mask, real, m, l, acc, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Store result rows and logsumexps, with zeros for padding."""
+    """Store a tile of result rows and logsumexps, with zeros for padding."""
     l = tl.where(real, l, 1.0)
     value = tl.where(real[:, None], acc / l[:, None], 0.0)
     store_rows(result, row, store_mask, 1, value, HEAD_DIM, BLOCK_D, HEAD_DIM)

@@ -1,4 +1,4 @@
-"""Bidirectional and dual attention in Triton: launches of the kernels in triton_forward.py and triton_backward.py.
+"""Launch the kernels of triton_forward.py and triton_backward.py: bidirectional and dual attention in Triton.
 
 Padded and packed batches use the same kernels. A packed batch is treated as a single padded row in which a sequence
 can begin at any position.
@@ -57,25 +57,25 @@ KERNELS = (attention_forward, attention_backward_q, attention_backward_kv, atten
 
 def _precision(q: Tensor) -> str:
     """Return how products of float32 are computed: "tf32" if torch's setting for matrix products allows it, else
-    "ieee". Each launch reads the setting, as torch's own products do."""
+    "ieee". Each launch reads the setting, as torch's own matrix products do."""
     # allow_tf32 is an older name of this setting. Reading it raises an error once someone has set fp32_precision.
     allowed = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if allowed and q.shape[-1] <= MAX_IN_TF32 else "ieee"
 
 
 def _short(head_dim: int, longest: int) -> int:
-    """Return the rows of the smallest of SHORT_TILES into which the longest sentence fits, or 0."""
+    """Return the number of rows of the smallest of SHORT_TILES for the longest sentence, or 0 if all are too small."""
     fitting = (tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows and head_dim <= SHORT_WIDTHS[0])
     return next(fitting, 0)
 
 
 def _in_one_kernel(size: int, head_dim: int, longest: int) -> bool:
-    """Whether attention_backward_short computes the gradients. size: bytes per number."""
+    """Return whether attention_backward_short computes the gradients. `size` is the number of bytes per element."""
     return head_dim <= SHORT_WIDTHS[1] and 0 < _short(head_dim, longest) * head_dim * size <= ONE_KERNEL
 
 
 def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: int) -> tuple[dict[str, Any], int]:
-    """Return the constants and the number of warps of the kernel KERNELS[which]. size: bytes per number."""
+    """Return the constants and the number of warps for KERNELS[which]. `size` is the number of bytes per element."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     block, other, warps, stages = TILES["tf32" if precision == "tf32" else size, max(64, block_d)][min(which, 2)]
     if short := _short(head_dim, longest):
@@ -89,8 +89,8 @@ def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: 
 def _aligned(x: Tensor) -> Tensor:
     """Return x if its rows are 16-byte aligned and have a multiple of 8 columns, else a copy, padded with zeros.
 
-    Columns of zeros change neither the scores nor other columns. Kernels for arbitrary strides would load numbers one
-    by one and keep the address of each number in registers, which would spill registers.
+    Extra columns of zeros do not change the scores or the other columns. Kernels for arbitrary strides would load
+    elements one by one and keep the address of each element in registers, so that registers would spill.
     """
     if x.shape[-1] % ALIGN:
         return F.pad(x, (0, -x.shape[-1] % ALIGN))
@@ -100,7 +100,8 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def spans(q: Tensor, padding: Padding) -> Padding:
-    """Return `padding` with the spans that triton_forward.sequence reads. Forward and backward use the same spans."""
+    """Return `padding` with the spans that triton_forward.sequence reads. The forward and backward passes use the same
+    spans."""
     if padding.spans is not None:
         return padding
     if padding.cu_seqlens is not None:
@@ -119,7 +120,7 @@ def spans(q: Tensor, padding: Padding) -> Padding:
 
 
 class _Call:
-    """Arguments that all launches of a call share: positions of sequences, sizes, and strides as in a padded batch."""
+    """Arguments shared by all launches of a call: positions of sequences, sizes, and strides as in a padded batch."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options):
         padding = spans(q, padding)
@@ -155,8 +156,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
     width, dual = q.shape[-1], len(options.causal) == 2
     if width > MAX_IN_99_KIB and has_99_kib(q.device):
         raise RuntimeError(
-            f"backend 'triton' cannot run attention with head dimension {width} on this GPU, whose 99 KiB of shared "
-            f"memory per thread block suffice for at most {MAX_IN_99_KIB}; use backend='scan'"
+            f"backend 'triton' cannot run attention with head dimension {width} on this GPU: its 99 KiB of shared "
+            f"memory per thread block limit the head dimension to {MAX_IN_99_KIB}; use backend='scan'"
         )
     call = _Call(q, k, v, padding, options)
     q = call.inputs[0]
@@ -169,7 +170,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 
 def _narrow(x: Tensor | None, width: int) -> Tensor | None:
-    """Remove the columns that _aligned added."""
+    """Remove the columns of zeros that _aligned added."""
     return x if x is None or x.shape[-1] == width else x[..., :width].contiguous()
 
 

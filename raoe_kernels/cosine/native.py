@@ -39,7 +39,7 @@ def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dty
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Convert x to what the kernels can read: float32 or float64 with contiguous rows. Any row stride is allowed."""
+    """Convert x to a form that the kernels read: float32 or float64 with contiguous rows. Any row stride is allowed."""
     if x.dtype != wide(x.dtype):
         return x.float().contiguous()
     return x if x.stride(1) == 1 else x.contiguous()

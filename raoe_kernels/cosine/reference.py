@@ -13,7 +13,7 @@ Saved = tuple[Tensor, Tensor, Tensor]
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
-    """Return c = <a, b> / (|a| |b|) and `saved`, which problem.py describes."""
+    """Return the cosines c = <a, b> / (|a| |b|), and `saved`, which problem.py describes."""
     a, b, eps, dims = problem
     if dims is not None:
         prefixes = (forward(Problem(a[:, :width], b[:, :width], eps, None), needs)[1] for width in dims)
@@ -24,8 +24,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
 
 
 def similarities(dot: Tensor, square_a: Tensor, square_b: Tensor, eps: float) -> tuple[Tensor, Saved]:
-    """Return c and `saved` from the sums of a b, a a and b b. For equal rows, c is exactly 1, so that the terms of the
-    gradient cancel: <a, b> / (|a| |b|) would have a rounding error, which losses may multiply by 1e4."""
+    """Return the cosines c and `saved`, given the row sums of a b, a a and b b. For equal rows, c is exactly 1, so the
+    terms of the gradient cancel. Rounding in <a, b> / (|a| |b|) would cause errors that losses may multiply by 1e4."""
     norm_a, norm_b = square_a.sqrt(), square_b.sqrt()
     zero = (norm_a <= eps) | (norm_b <= eps)
     ratio = torch.maximum(norm_a, norm_b) / torch.minimum(norm_a, norm_b)
@@ -34,7 +34,7 @@ def similarities(dot: Tensor, square_a: Tensor, square_b: Tensor, eps: float) ->
 
 
 def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Apply dc/da = (b / |b| - c a / |a|) / |a|, and the same for b with a and b exchanged; sum over the widths."""
+    """Return the gradients, summed over widths: dc/da = (b / |b| - c a / |a|) / |a|; for dc/db, exchange a and b."""
     a, b, _, dims = problem
     if dims is None:
         by_a, by_b = _one_width(upstream, a, b, *saved)

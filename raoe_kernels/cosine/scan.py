@@ -1,5 +1,5 @@
-"""pairwise_cosine in plain torch with a hand-written gradient, for which no (B, D) tensor except a and b is saved.
-Forward and backward each read every column once, for any number of widths."""
+"""pairwise_cosine in plain torch with a hand-written gradient, which saves no (B, D) tensor except a and b. The forward
+pass and the backward pass each read every column once, for any number of widths."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
 
 
 def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Apply dc/da = b / (|a| |b|) - c a / |a|^2, and the same for b with a and b exchanged. The gradient of a column is
-    the sum over all widths that include the column."""
+    """Return the gradients: dc/da = b / (|a| |b|) - c a / |a|^2; for dc/db, exchange a and b. The gradient of a column
+    is the sum over all widths that include the column."""
     a, b, _, dims = problem
     c, inverse_a, inverse_b = saved
     across, along, exact = upstream * inverse_a * inverse_b, upstream * c, wide(a.dtype)

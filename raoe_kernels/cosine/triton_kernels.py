@@ -1,10 +1,11 @@
 """pairwise_cosine in Triton: one warp per row, or one program per row if there are few rows. Rows of any length are
 processed in blocks of columns and read once per pass.
 
-For several widths, each segment of columns between two widths takes one launch. `sums` passes three numbers per row
-from launch to launch: in forward from narrow to wide widths, in backward from wide to narrow ones. Each launch reads
-one part of `sums` and writes another part: all warps of a program read a number that only one of them writes, so if
-this warp overwrote the number, a late warp could read the new value.
+For several widths, each segment of columns between two widths takes one launch. The tensor `sums` passes three numbers
+per row from launch to launch. Launches run from narrow to wide widths in the forward pass, and from wide to narrow
+widths in the backward pass. Each launch reads one part of `sums` and writes another part. All warps of a program read
+each number, but only one warp writes it. If this warp overwrote the number that it read, a late warp could read the new
+value.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def cosine_backward(
     row_b: tl.int64, column_b: tl.int64, grad_row: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Apply dc/da = b / (|a| |b|) - c a / |a|^2, and the same for b with a and b exchanged. For each column, the
+    """Compute the gradients: dc/da = b / (|a| |b|) - c a / |a|^2; for dc/db, exchange a and b. For each column, the
     factors of a and b are summed over all widths that include the column."""
     dtype: tl.constexpr = c.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -104,7 +105,8 @@ def cosine_backward(
 
 
 def _launch(a: Tensor, b: Tensor, *grads: Tensor) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
-    """Return (grid, number of columns and strides, constants) for a forward or, given grads, backward launch."""
+    """Return (grid, number of columns and strides, constants) for a launch of the backward kernel if `grads` are given,
+    otherwise of the forward kernel."""
     n, columns = a.shape
     unit = unit_of(a, b, *grads)
     rows, step = FEW_ROWS if unit == 16 and n <= FEW else MANY_ROWS

@@ -10,17 +10,17 @@ from .problem import Problem, argmax, log_probs
 
 @_validate.public
 def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
-    """Next-token log-probabilities, shifted from the previous context towards the current one.
+    """Next-token log-probabilities, shifted from the previous context towards the current context.
 
     The result is guidance x log_softmax(current) - (guidance - 1) x log_softmax(previous), over the last dimension.
     This is Eq. 4 of the ranking-sentences paper with guidance = 1 + lambda (1.5 in the paper). As in the paper, the
     probabilities of a row do not sum to 1. For finite logits, the result equals that of transformers'
     UnbatchedClassifierFreeGuidanceLogitsProcessor.
 
-    A logit of -inf in current forbids its token: the result is -inf, whatever previous holds. If only the logit in
-    previous is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (transformers
-    gives NaN). A NaN or +inf logit makes all results of its row NaN, except those of forbidden tokens. If guidance is
-    1, previous is ignored. If current and previous are equal, the result is exactly their log_softmax.
+    A logit of -inf in `current` forbids its token: the token's result is -inf, regardless of `previous`. If only the
+    logit in `previous` is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (in
+    transformers: NaN). A NaN or +inf logit makes all results of its row NaN, except for forbidden tokens. If guidance
+    is 1, `previous` is ignored. If `current` and `previous` are equal, the result is exactly their log_softmax.
 
     Args:
         current: (..., V) next-token logits given the nearer context, float16, bfloat16, float32 or float64.
@@ -43,11 +43,11 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
 @_validate.public
 def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:
-    """Index of the token with the largest guided_log_probs, computed without a softmax.
+    """Index of the token with the largest value of guided_log_probs, computed without a softmax.
 
     The result is the argmax of guidance x current - (guidance - 1) x previous: greedy decoding with Eq. 4 of the
     ranking-sentences paper. If several tokens have the largest value, the first one is returned. A logit of -inf in
-    current excludes its token. If all logits in current are -inf, the result is 0. NaN counts as the largest value,
+    `current` excludes its token. If all logits in `current` are -inf, the result is 0. NaN counts as the largest value,
     as in torch.argmax. Values are compared after they are rounded to float32 (float64 for float64 logits).
 
     Args:

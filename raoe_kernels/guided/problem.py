@@ -1,7 +1,7 @@
-"""guided_log_probs and guided_argmax: the input of every backend (see _contract.py), and the registration of both ops.
+"""Input of all backends of guided_log_probs and guided_argmax (see _contract.py), and the registration of both ops.
 
-`saved` of guided_log_probs holds one normaliser (2, R) per context: for each row, the largest logit z and log(sum of
-exp(logit - z)), or 0 and 0 if all logits are -inf. If a backend's backward reads no normalisers, `saved` holds None.
+For guided_log_probs, `saved` holds one normaliser (2, R) per context. For each row, this contains the largest logit z
+and log(sum of exp(logit - z)), or 0 and 0 if all logits are -inf. A backend that needs no normalisers saves None.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Problem(NamedTuple):
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
-        """Logits of both contexts. With guidance 1, the result depends only on current, which is returned twice."""
+        """Logits of both contexts. With guidance 1, the result depends only on `current`, which is returned twice."""
         return self.current, self.current if self.guidance == 1 else self.previous
 
     def reads(self, needs: Needs) -> tuple[bool, bool]:

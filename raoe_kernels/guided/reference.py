@@ -11,19 +11,20 @@ from .problem import Problem
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """log_softmax that returns -inf for a logit of -inf, even in a row where all logits are -inf."""
+    """Return log_softmax, with -inf for a logit of -inf even in a row where all logits are -inf."""
     return logits.to(wide(logits.dtype)).log_softmax(-1).masked_fill(logits == -torch.inf, -torch.inf)
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return Eq. 4, guidance p - (guidance - 1) q, computed as p + (guidance - 1) (p - q). p, q: log-probabilities."""
+    """Return Eq. 4 for log-probabilities p and q, guidance p - (guidance - 1) q, as p + (guidance - 1) (p - q)."""
     p, q = map(_log_softmax, problem.logits)
     result = p + (problem.guidance - 1) * (p - q)
     return result.masked_fill(problem.current == -torch.inf, -torch.inf), (None, None)
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Apply d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, and sum over the columns v whose result is finite."""
+    """Return the gradients of the logits z: d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, weighted by the
+    upstream gradient and summed over the columns v whose result is finite."""
     (current, previous), guidance = problem.logits, problem.guidance
     grad = upstream.masked_fill((current == -torch.inf) | (previous == -torch.inf), 0)
     total = grad.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Guided ops in plain torch, a few rows at a time: only the logits and the result have the full size (R, V)."""
+"""Guided ops in plain torch, a few rows at a time. Only the logits and the result have the full size (R, V)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _test_first(logits: Tensor) -> bool:
-    """Whether to test first if any logit is -inf, so that -inf is handled element by element only if it occurs. The
-    test reads a sum or a minimum, which is not finite if it does. On other devices than a CPU, the host would wait."""
+    """Return whether to test first if any logit is -inf. If no logit is -inf, the elementwise handling of -inf is
+    skipped. The test reads a sum or a minimum, which is not finite if a logit is -inf. On devices other than a CPU, the
+    test would make the host wait."""
     return logits.device.type == "cpu"
 
 
@@ -48,8 +49,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return guidance (grad - softmax(current) total) and (1 - guidance) (grad - softmax(previous) total), where grad
-    is the upstream gradient and total the sum of grad over a row."""
+    """Return the gradients guidance (grad - softmax(current) total) and (1 - guidance) (grad - softmax(previous)
+    total). Here, grad is the upstream gradient, and total is the sum of grad over a row."""
     (current, previous), guidance = problem.logits, problem.guidance
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in problem.reads(needs))
     for part in _chunks(current):
@@ -68,7 +69,7 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of x + (guidance - 1) (x - y) for logits x and y of both contexts. If y = x, this is exact."""
+    """Return the argmax of x + (guidance - 1) (x - y) for logits x and y of both contexts, which is exact if y = x."""
     (current, previous), guidance = problem.logits, problem.guidance
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):

@@ -1,5 +1,6 @@
-"""Guided ops in Triton. Rows are split into slices, and each pass takes two launches. The first computes sums per slice
-(argmax: the best column). The second joins the slices of a row and, except in argmax, rereads them from L2 cache."""
+"""Guided ops in Triton. Rows are split into slices. Each pass takes two launches. The first launch computes sums per
+slice (argmax: the best column). The second launch joins a row's slices and, except in argmax, rereads the slices from
+the L2 cache."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def _place(first, columns, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _exp(x):
-    """exp, computed with exp2, because tl.exp spends three more instructions on results below 1e-38."""
+    """Return exp(x), computed with exp2, because tl.exp takes three more instructions to handle results below 1e-38."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -52,8 +53,8 @@ def _sum_up(x, sums, place, count, dtype: tl.constexpr):
 
 @triton.jit
 def _normaliser(sums, row, slices, count, JOINED: tl.constexpr, dtype: tl.constexpr):
-    """Return a row's largest x and the log of its sum of exp(x - largest). Both are 0 if all x are -inf, so that
-    subtracting them from -inf gives -inf. The log is NaN if any x is NaN or +inf."""
+    """Return a row's largest x and the log of its sum of exp(x - largest). Both numbers are 0 if all x are -inf, so
+    that subtracting them from -inf gives -inf. The log is NaN if any x is NaN or +inf."""
     LOWEST: tl.constexpr = -1.7976931348623157e308 if dtype == tl.float64 else -3.4028234663852886e38
     place = sums + row * slices + tl.arange(0, JOINED)
     mask = tl.arange(0, JOINED) < slices
@@ -90,7 +91,7 @@ def guided_forward_mix(
     columns: tl.int64, row_current: tl.int64, row_previous: tl.int64, guidance: tl.float64, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute p + (guidance - 1) (p - q) with the log-probabilities p and q of both contexts."""
+    """Compute p + (guidance - 1) (p - q) from the log-probabilities p and q of both contexts."""
     dtype: tl.constexpr = result.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -116,7 +117,7 @@ def guided_forward_mix(
 
 @triton.jit
 def _slice(matrix, row, step, start, lane, UNIT: tl.constexpr):
-    """Pointers to elements start + lane of a row. `step` is the row stride divided by UNIT."""
+    """Return pointers to the elements start + lane of a row. `step` is the row stride divided by UNIT."""
     return at(matrix + row * step * UNIT, start, UNIT) + lane
 
 
@@ -151,7 +152,7 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Store guidance (grad - softmax(current) total) and (1 - guidance) (grad - softmax(previous) total); see scan."""
+    """Store the gradients of both contexts, with the formulas of scan.backward."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -226,7 +227,7 @@ def _rows(*logits: Tensor) -> tuple[Tensor, ...]:
 
 
 def _groups(rows: int, bytes_a_row: int) -> Iterator[tuple[int, int]]:
-    """Yield (first row, number of rows) for each group of rows, which takes one pair of launches."""
+    """Yield (first row, number of rows) for each group of rows that one pair of launches processes."""
     step = max(1, IN_CACHE // bytes_a_row)
     return ((first, min(step, rows - first)) for first in range(0, rows, step))
 

@@ -12,7 +12,7 @@ from .problem import DIRECTIONS
 
 
 def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, targets: object) -> tuple[int, int]:
-    """Check anchors, positives and negatives. Return (number of anchors, number of positives and negatives)."""
+    """Check anchors, positives and negatives. Return (number of anchors, total number of positives and negatives)."""
     _validate.float_tensor("anchors", anchors, 2)
     check_alike("positives", positives, anchors)
     if negatives is not None:
@@ -43,9 +43,9 @@ def check_alike(name: str, value: Tensor, anchors: Tensor) -> None:
 def pair_of_ids(
     name: str, value: object, rows: int, columns: int, anchors: Tensor, several: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Check a pair of id tensors and return (anchor_ids (rows,), column_ids (columns,)), or with `several` also
-    (rows, K) and (columns, K). If both are int32, they stay int32, because InfoNCE's bfloat16 kernel has few registers
-    left for ids. Other pairs are cast to int64."""
+    """Check and return a pair of id tensors: anchor_ids (rows,) and column_ids (columns,). With `several`, the ids may
+    also be (rows, K) and (columns, K). If both tensors are int32, they stay int32, because InfoNCE's bfloat16 kernel
+    has few registers left for ids. Other pairs are cast to int64."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
@@ -59,10 +59,8 @@ def pair_of_ids(
 
 
 def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "positives and negatives") -> None:
-    """Check that targets are from `lowest` to columns - 1. `of` is the name of the columns in error messages.
-
-    Values are checked only on a CPU: reading values would wait for a GPU, and a compiled graph cannot branch on values.
-    """
+    """Check that targets are from `lowest` to columns - 1. `of` is the name of the columns in error messages. Values
+    are checked only on a CPU: reading them from a GPU would need a sync, and compiled code cannot branch on them."""
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
@@ -88,7 +86,7 @@ def check_ignore(
 
 
 def check_directions(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
-    """Return (the checked directions in the order of DIRECTIONS, whether all of them share one softmax)."""
+    """Check the directions, and return them in the order of DIRECTIONS, and whether all of them share one softmax."""
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
     if not isinstance(directions, (tuple, list)):
@@ -122,7 +120,7 @@ def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tens
     suffix = " and all_anchors" if all_anchors is not None else ""
     if mask is not None and set(directions) - set(DIRECTIONS[: 1 if suffix else 2]):
         raise ValueError(
-            f"ignore must be a pair of id tensors, not a mask, with directions {', '.join(directions)}{suffix}, "
+            f"with directions {', '.join(directions)}{suffix}, ignore must be a pair of id tensors, not a mask; "
             f"got {_validate.describe(mask)}"
         )
 
@@ -130,7 +128,7 @@ def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tens
 def check_guide(
     guide: object, anchors: int, positives: Tensor, negatives: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Check `guide`. Return its rows for anchors, positives and negatives. `anchors`: number of rows for anchors."""
+    """Check `guide`, and return its embeddings of anchors, positives and negatives. `anchors` counts the anchors."""
     if guide is None:
         return None, None, None
     counts = {"anchors": anchors, "positives": positives.shape[0]}

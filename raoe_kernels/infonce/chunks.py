@@ -1,9 +1,9 @@
-"""Matrix products of the in-batch losses, a chunk of rows at a time. A callback turns the logits of a chunk into
-weights (derivatives of the loss). The whole matrix of logits is never in memory, and no logit is computed twice.
+"""Matrix products of the in-batch losses, computed for a chunk of rows at a time. A callback turns a chunk's logits
+into weights (derivatives of the loss). The whole matrix of logits is never stored, and no logit is computed twice.
 
-For half precision on a GPU, tensor cores compute the products, and rounding errors are no larger than in float32. A
-cosine is a product of input rows, divided by their norms. A product of weights and unit rows is the sum of three
-products of bfloat16 matrices (see Halves).
+For half precision on a GPU, tensor cores compute the products, with rounding errors no larger than in float32. Cosines
+are products of input rows, divided by the rows' norms. A product of weights and unit rows is computed as the sum of
+three products of bfloat16 matrices (see Halves).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def sweep(
     part: slice | None = None,
     most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return weights @ columns (None unless by_rows is set) and weights[:, part]^T @ rows (None without `part`), in the
-    dtype that `product` returns.
+    """Return two products: weights @ columns, or None unless by_rows is set, and weights[:, part]^T @ rows, or None
+    without `part`. The products have the dtype that `product` returns.
 
-    The callback weigh(first, logits) gets logits = rows[first : first + n] @ columns^T and may overwrite them. It
-    returns the (n, columns) weights in the dtype of the rows, or None if neither product is needed. A chunk has at most
-    `most` rows, by default as many as BUFFER and ROWS allow.
+    The callback weigh(first, logits) gets logits = rows[first : first + n] @ columns^T and may overwrite them. The
+    callback returns the (n, columns) weights in the dtype of the rows, or None if no product is needed. A chunk has at
+    most `most` rows, by default as many as BUFFER and ROWS allow.
     """
     gradient = by_rows or part is not None
     cell = wide(rows.dtype).itemsize + (rows.dtype.itemsize if gradient and rows.dtype.itemsize == 2 else 0)
@@ -75,7 +75,7 @@ def sweep(
 
 
 def even(count: int, most: int) -> int:
-    """Return the smallest chunk size with which `count` rows need no more chunks than with the size `most`."""
+    """Return the smallest chunk size that splits `count` rows into no more chunks than the size `most` does."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
@@ -97,8 +97,8 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class UnitRows:
-    """Unit rows (n, D). For half precision on a GPU, also `half_rows`, the input rows scaled by powers of two, and
-    `inverse`, 1 / norm of each row of half_rows."""
+    """Unit rows (n, D). For half precision on a GPU, `half_rows` holds the input rows scaled by powers of two, and
+    `inverse` holds 1 / norm of each of these scaled rows."""
 
     units: Tensor
     half_rows: Tensor | None = None
@@ -109,7 +109,7 @@ class UnitRows:
         return UnitRows(self.units[place], half_rows, inverse)
 
     def factor(self) -> Tensor | Halves:
-        """Return the unit rows in the form in which they are multiplied by weights: as Halves if that is faster."""
+        """Return the unit rows in the form that is multiplied by weights: as Halves if that is faster."""
         return self.units if self.half_rows is None else halves(self.units)
 
 
@@ -125,12 +125,12 @@ def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
 
 
 def pays(rows: Tensor) -> bool:
-    """Whether Halves save time: a chunk's 7 bfloat16 products take half as long as 3 in float32 (H200 datasheet)."""
+    """Return whether Halves save time: 7 bfloat16 products take half as long as 3 float32 products (H200 datasheet)."""
     return rows.is_cuda and rows.dtype.itemsize == 2 and WIDENS
 
 
 def cosines(rows: UnitRows, columns: UnitRows, factor: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return the cosines of rows and columns, (n, C), times `factor`."""
+    """Return the cosines (n, C) of rows and columns, multiplied by `factor`."""
     if rows.half_rows is None or rows.inverse is None or columns.half_rows is None or columns.inverse is None:
         return torch.mm(rows.units * factor, columns.units.T, out=out)
     return product(rows.half_rows, columns.half_rows.T, out).mul_(rows.inverse[:, None] * factor).mul_(columns.inverse)
@@ -142,7 +142,7 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y, added to `add` if set. If x or y is a Halves, split both, and add all products except low @ low."""
+    """Return x @ y, added to `add` if set. If x or y is a Halves, split both, and sum all products except low @ low."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

@@ -1,9 +1,9 @@
 """Input of all backends of info_nce_loss (see _contract.py), the op's registration, and functions on rows, pools and
 blocks that all backends share.
 
-A pool holds the logits of one softmax per anchor, and a block of a pool holds the logits of one direction. A block's
-rows are the anchors, or each anchor's positive. Its columns are all anchors, or all documents (positives and
-negatives). A pool's first block contains each row's "own" pair: an anchor and its positive.
+A pool holds the logits of one softmax per anchor, and a block of a pool holds the logits of one direction. The rows of
+a block are the anchors or the anchors' positives. The columns of a block are all anchors or all documents (positives
+and negatives). A pool's first block contains each row's "own" pair: an anchor and its positive.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ IN_TRITON = {"fused": ("joint directions",), "one direction": ("hardness_mode", 
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. The C = P + M columns are positives, then negatives. A is P with all_anchors, else N.
+    """Arguments of one call. The C = P + M columns are the positives, followed by the negatives.
 
-    anchors         (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
-    all_anchors     (P, D) or None: row j pairs with positive j
-    learned_scale   scalar float tensor, or None; if it is set, `scale` is 1
-    targets         (N,) int64: column of each anchor's positive; None: column i for anchor i
-    ignored         (N, C) bool or None: True for columns to leave out of an anchor's negatives
-    anchor_ids      (A,) and column_ids (C,), both int32 or int64, or None: a row and a column with equal ids are not
-                    negatives of each other; or (A, K) and (C, K), see equal_ids
-    guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): rows of the guide encoder, or None
-    directions      names from DIRECTIONS, separated by spaces; joint: True for one softmax over all directions
-    hardness        hardness_mode of the call, or ""; strength: hardness_strength of the call
-    margin          sets the guide threshold c - margin, or c - margin |c| if `relative`; c: own pair's guide cosine
-    dims            K increasing prefix widths for K losses, or None for one loss of the full width
+    Attributes:
+        anchors (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
+        all_anchors: (P, D) or None; row j pairs with positive j
+        learned_scale: scalar float tensor, or None; if it is set, `scale` is 1
+        targets: (N,) int64, column of each anchor's positive; None: column i for anchor i
+        ignored: (N, C) bool or None, True for columns to leave out of an anchor's negatives
+        anchor_ids (A,), column_ids (C,): both int32 or int64, or None; A is P with all_anchors, else N. A row and a
+            column with equal ids are not negatives of each other. For (A, K) and (C, K), see equal_ids
+        guide_anchors (A, G), guide_positives (P, G), guide_negatives (M, G): rows of the guide encoder, or None
+        directions: names from DIRECTIONS, separated by spaces
+        joint: True for one softmax over all directions
+        hardness, strength: hardness_mode of the call, or "", and hardness_strength of the call
+        margin: sets the guide threshold c - margin, or c - margin |c| if `relative`; c: own pair's guide cosine
+        dims: K increasing prefix widths for K losses, or None for one loss of the full width
     """
 
     anchors: Tensor
@@ -97,13 +99,13 @@ class Problem(NamedTuple):
 
     @property
     def fused(self) -> bool:
-        """Whether triton_fused can run the call: bfloat16 rows, one softmax, and logits whose exp cannot overflow."""
+        """Whether triton_fused can run the call, which needs bfloat16 rows, one softmax and logits with finite exp."""
         fits = self.anchors.dtype == torch.bfloat16 and self.learned_scale is None and self.scale <= UNSHIFTED_SCALE
         fits = fits and not self.symmetric and set(self.special()) <= {"joint directions"}
         return fits and _compiles_fused()
 
     def special(self) -> list[str]:
-        """Names of the options that this call uses in addition to query_to_doc or the symmetric loss."""
+        """Return the names of the options that this call uses, beyond query_to_doc or the symmetric loss."""
         options = {
             "joint directions": self.several and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
@@ -114,7 +116,7 @@ class Problem(NamedTuple):
         return [name for name, is_used in options.items() if is_used]
 
     def beyond_triton(self) -> str:
-        """Names of the options of this call that only `scan` and `reference` support, or ""."""
+        """Return the names of this call's options that only `scan` and `reference` support, or "" if there are none."""
         form = "fused" if self.fused else "several" if self.several else "one direction"
         return ", ".join(option for option in self.special() if option not in IN_TRITON[form])
 
@@ -157,40 +159,40 @@ info_nce_widths = register(
 
 @cache
 def _compiles_fused() -> bool:
-    """Whether Triton can compile triton_fused: Triton 3.4 and 3.5 reject its copies of less than 4 bytes."""
+    """Return whether Triton can compile triton_fused. Triton 3.4 and 3.5 reject its copies of less than 4 bytes."""
     return tuple(map(int, import_module("triton").__version__.split(".")[:2])) >= (3, 6)
 
 
 def own_columns(problem: Problem) -> Tensor:
-    """Return (N,) int64, the column of each anchor's positive; targets out of range are clamped to valid columns."""
+    """Return the column of each anchor's positive, (N,) int64. Targets out of range are clamped to valid columns."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device)
     return problem.targets.clamp(0, problem.target_count - 1)
 
 
 def own_anchors(problem: Problem) -> Tensor:
-    """Return (N,) int64, the index of each anchor in all_anchors or, if all_anchors is None, in anchors."""
+    """Return the index of each anchor, (N,) int64, in all_anchors or, if all_anchors is None, in anchors."""
     if problem.all_anchors is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device)
     return own_columns(problem)
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for a slice of the anchors: True for columns that `ignore` excludes. None without `ignore`."""
+    """Return a bool mask (n, C) for a slice of the anchors, True for columns that `ignore` excludes, or None."""
     if problem.anchor_ids is not None:
         return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
 
 
 def has_several_ids(problem: Any) -> bool:
-    """Whether the rows of a problem have several ids each, which only `scan` and `reference` support."""
+    """Return whether each row of a problem has several ids, which only `scan` and `reference` support."""
     return problem.anchor_ids is not None and problem.anchor_ids.ndim > 1
 
 
 def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:
-    """Return (n, C) bool: True where row and column have an equal id, or the column's id is NO_CANDIDATE. Ids are (n,)
-    and (C,), or (n, K) and (C, K), where id k of a row is compared with id k of a column. With `back`, rows are
-    documents, columns are anchors, and NO_CANDIDATE is an id of a row, so that the result mirrors query_to_doc's."""
+    """Return a bool mask (n, C), True where row and column have an equal id, or the column's id is NO_CANDIDATE. Ids
+    are (n,) and (C,), or (n, K) and (C, K), where id k of a row is compared with id k of a column. With `back`, rows
+    are documents, columns are anchors, and NO_CANDIDATE marks a row, so the result mirrors that of query_to_doc."""
     if of_rows.ndim == 1:
         return (of_rows[:, None] == of_columns) | ((of_rows[:, None] if back else of_columns) == NO_CANDIDATE)
     pairs = zip(of_rows.unbind(1), of_columns.unbind(1), strict=True)
@@ -209,16 +211,16 @@ def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / |row| of each row, (n,), or 0 for a zero row; and a scalar "poison": NaN if any row or its norm is not
-    finite, else 0."""
+    """Return 1 / |row| for each row, (n,), with 0 for a zero row, and a scalar "poison". The poison is NaN if any row
+    or its norm is not finite, otherwise 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide(rows.dtype))
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the scalar by which the sum of the rows' losses is multiplied: 1 / N, or 1 / (2 N) if symmetric. It is
-    NaN if a row, a target or the scale is invalid. An error would be clearer, but to raise it, the host would have to
-    wait for the GPU."""
+    """Return the factor by which the sum of the rows' losses is multiplied: 1 / N, or 1 / (2 N) if symmetric. The
+    factor is NaN if a row, a target or the scale is invalid. An error would be clearer, but raising it would make the
+    host wait for the GPU."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
     if problem.learned_scale is not None:
         factor = factor.masked_fill(~(problem.learned_scale > 0), torch.nan)
@@ -229,11 +231,9 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -> Tensor:
-    """Return -log softmax(x)[own] of each row. own_exp = exp(x_own - shift), neg_sum = sum of the other exp(x - shift).
-
-    log(1 + neg_sum / own_exp) keeps the digits of a small loss. If the ratio is close to overflow, x_own is far below
-    `shift`, and the loss is computed as shift - own_logit + log(neg_sum).
-    """
+    """Return -log softmax(x)[own] of each row. own_exp is exp(x_own - shift); neg_sum is the sum of exp(x - shift) over
+    the other columns. Computed as log(1 + neg_sum / own_exp), a small loss keeps its digits. If the ratio is close to
+    overflow, x_own is far below `shift`, and the loss is computed as shift - own_logit + log(neg_sum)."""
     ratio = neg_sum / own_exp
     return torch.where(ratio < 1e30, ratio.log1p(), shift - own_logit + neg_sum.log())
 
@@ -245,10 +245,8 @@ def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tens
 
 
 def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows[i] to sums[places[i]] in a fixed order.
-
-    On a GPU, index_put is deterministic, because it sorts the indices; index_add is not.
-    """
+    """Add rows[i] to sums[places[i]] in a fixed order. On a GPU, index_put is deterministic because it sorts the
+    indices, but index_add is not."""
     if sums.is_cuda:
         sums.index_put_((places,), rows, accumulate=True)
     else:
@@ -258,7 +256,7 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
 def split(
     by_anchors: Tensor | None, by_columns: Tensor | None, positives: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Split the gradient of the columns. Return the gradients of anchors, positives and negatives."""
+    """Split the columns' gradient, and return the gradients of anchors, positives and negatives."""
     return (
         by_anchors,
         by_columns[:positives] if by_columns is not None and needs[1] else None,
@@ -269,8 +267,9 @@ def split(
 class Block(NamedTuple):
     """One direction of a pool: the logits of every row with the first `width` columns.
 
-    from_documents   True: the rows are the anchors' positives; False: the rows are the anchors
-    to_documents     True: the columns are positives and negatives; False: the columns are anchors
+    Attributes:
+        from_documents: True if the rows are the anchors' positives, False if the rows are the anchors
+        to_documents: True if the columns are positives and negatives, False if the columns are anchors
     """
 
     from_documents: bool
@@ -279,7 +278,7 @@ class Block(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether the block contains the own pairs. If not, each row leaves out the columns of its own query."""
+        """Whether the block contains the own pairs. In other blocks, rows leave out the columns of their own query."""
         return self.from_documents != self.to_documents
 
 
@@ -294,8 +293,9 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return (n, k) indices: for each target, the columns below `count` that hold documents of the same query. These
-    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after it."""
+    """Return indices (n, k): for each target, the columns below `count` that hold documents of the same query. These
+    columns are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after
+    it."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]
@@ -303,5 +303,5 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
 
 
 def guide_threshold(problem: Problem, own_cosine: Tensor) -> Tensor:
-    """Return the guide cosine above which pairs are left out. own_cosine is the guide cosine of the own pair."""
+    """Return the guide cosine above which pairs are left out. `own_cosine` is the guide cosine of the own pair."""
     return own_cosine - (own_cosine.abs() * problem.margin if problem.relative else problem.margin)

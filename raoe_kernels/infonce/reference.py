@@ -23,7 +23,7 @@ from .problem import (
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """Return the loss and the needed gradients, float64 for float64 rows, otherwise float32."""
+    """Return the loss and the gradients that are needed, in float64 for float64 rows, otherwise in float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     candidates = problem.anchors if problem.all_anchors is None else problem.all_anchors
@@ -74,7 +74,7 @@ def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Ten
 
 
 def own(places: Tensor, count: int) -> Tensor:
-    """Return a bool mask (n, count) that is True at mask[i, places[i]]. places: (n,) or (n, k)."""
+    """Return a bool mask (n, count) that is True at mask[i, places[i]]. `places` is (n,) or (n, k)."""
     places = places.reshape(len(places), -1)
     mask = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
     return mask.scatter_(1, places, True)
@@ -112,7 +112,7 @@ def pool_masks(
 
 
 def hard_columns(problem: Problem, targets: Tensor) -> Tensor:
-    """Return (N, C) bool: True for the columns whose logits get the hardness term (Lan et al. 2025, Eq. 5)."""
+    """Return a bool mask (N, C), True for the columns whose logits get the hardness term (Lan et al. 2025, Eq. 5)."""
     negatives = ~own(targets, problem.column_count)
     if problem.hardness == "all_negatives":
         return negatives

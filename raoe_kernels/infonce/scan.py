@@ -1,7 +1,7 @@
 """info_nce_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
 The loss is a mean over the rows, so the forward pass computes a chunk's gradient as soon as its logits are known. Each
-block of a chunk takes three products (see chunks.py): logits, gradient of the rows and gradient of the columns.
+block of a chunk takes three matrix products (see chunks.py): logits, gradient of the rows, gradient of the columns.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ BUFFER = 64 << 20
 
 
 class _Side(NamedTuple):
-    """Anchors or documents, as rows and as columns of the logits: their unit rows and the sums of their gradients.
+    """The anchors or the documents, as rows and as columns of the logits, with the sums of their gradients.
 
-    places    index in `rows` of each of the N rows of the logits, or None if row i has index i
-    own       index in `columns`, `guide` and `ids` of each of the N rows, or None if row i has index i
-    factor    `columns` in the form that is multiplied by weights (UnitRows.factor); part: columns with a gradient
+    Attributes:
+        places: index in `rows` of each of the N rows of the logits, or None if row i has index i
+        own: index in `columns`, `guide` and `ids` of each of the N rows, or None if row i has index i
+        factor: `columns` in the form that is multiplied by weights (UnitRows.factor)
+        part: slice of the columns that have a gradient
     """
 
     rows: UnitRows
@@ -59,7 +61,7 @@ _Sides = tuple[_Side, _Side]  # (anchors, documents), indexed by a Block's from_
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """Return the loss and the needed gradients, float64 for float64 rows, otherwise float32."""
+    """Return the loss and the gradients that are needed, in float64 for float64 rows, otherwise in float32."""
     a, inverse_a, poison = unit_rows(problem.anchors)
     k, inverse_k, poison_k = unit_rows(problem.positives, problem.negatives)
     like = a.units
@@ -103,7 +105,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 def _pool(
     problem: Problem, pool: list[Block], sides: _Sides, scale: float | Tensor, factor: Tensor, by_scale: Tensor | None
 ) -> Tensor:
-    """Return the sum of the rows' losses. Add the gradients of this sum, times `factor`, to `sides` and by_scale."""
+    """Return the sum of a pool's losses. Add the gradients of this sum, times `factor`, to `sides` and by_scale."""
     widths, like = [block.width for block in pool], sides[0].rows.units
     cell = like.element_size()
     cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
@@ -174,7 +176,7 @@ def _logits(
     scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
-    """Write the logits to `parts`, with -inf for excluded columns. Return (n, 1) indices of own columns in parts[0]."""
+    """Write the logits to `parts`, with -inf for excluded columns. Return each row's own column in parts[0], (n, 1)."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]
@@ -205,8 +207,9 @@ def _logits(
 def _write_hard_logits(
     problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
-    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. All logits
-    are first computed as if they belonged to the larger group (raised or not), then the smaller group is corrected."""
+    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. All logits are
+    computed as if they belonged to the larger group (raised or not). Then the logits of the smaller group are
+    corrected."""
     raised_scale = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":
@@ -218,7 +221,7 @@ def _write_hard_logits(
 
 
 def _ignore_mask(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
-    """Return (n, width) bool for a chunk's rows, which is True for columns that `ignore` excludes, or None without
+    """Return a bool mask (n, width) for a chunk's rows, True for columns that `ignore` excludes, or None without
     `ignore`."""
     row_side, col_side = sides[block.from_documents], sides[block.to_documents]
     if row_side.ids is not None and col_side.ids is not None:

@@ -1,15 +1,15 @@
-"""InfoNCE for bfloat16 rows, without storing logits: the kernel that multiplies anchors by columns turns a tile of
+"""InfoNCE for bfloat16 rows, without storing logits. The kernel that multiplies anchors by columns turns a tile of
 logits into weights while the tile is in registers, and writes only the weights (2 bytes each).
 
 A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit) instead. The gradients are products of w with the columns k or the anchors a. Instead of w, the result
-or the other factor of a product is divided by s:
+e = exp(logit) instead. The gradients are products of w with the columns k or the anchors a. Instead of w, the product
+or its other factor is divided by s:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
 If several directions share one softmax, each direction has its own matrix e, and s is the sum over all directions. No
-maximum is subtracted from the logits: up to UNSHIFTED_SCALE, exp(logit) and its sums are well within the range of
-float32 and bfloat16.
+maximum is subtracted from the logits, because for scales up to UNSHIFTED_SCALE, exp(logit) and its sums are well within
+the range of float32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _part(
     mask_column, back, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Return the row sums of exp(logit) over a tile whose first column is `start`. With GRADIENT, also write exp(logit)
-    / (norm of the column) to `weights`."""
+    / (column norm) to `weights`."""
     column = start + tl.arange(0, products.shape[1])
     column_mask = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + start, 16) + tl.arange(0, products.shape[1]), column_mask, 0.0)
@@ -75,9 +75,9 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) for row_count rows from `first` on. A row is 0 in its ignored columns, in its own
-    column, and in columns at a multiple of `period` from its own column. Write the tile's row sums to `sums` (tiles
-    of columns, row_count). With GRADIENT, also write exp(logit) / (norm of the column) to `weights`."""
+    """Compute a tile of exp(logit) for row_count rows, starting at row `first`. A row is 0 in its own column, in its
+    ignored columns, and in columns whose distance from its own column is a multiple of `period`. Write the tile's row
+    sums to `sums` (tiles of columns, row_count). With GRADIENT, also write exp(logit) / (column norm) to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
     # Programs that run at the same time use the same GROUP tiles of rows, so the columns that they read stay cached.
     group = tl.program_id(0) // (GROUP * tiles_n)
@@ -123,7 +123,7 @@ def info_nce_shares(
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write each row's loss to `stats`. With GRADIENT, also write 1 / sum to `shares`, row / (sum x norm) to `scaled`,
-    and the weight at the row's own column to own_weights. copies: number of negatives that equal the own pair."""
+    and the weight at the row's own column to own_weights. `copies` is the number of negatives equal to the own pair."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
@@ -160,7 +160,7 @@ def info_nce_shares(
 def sweep(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, part: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write the rows' losses to `stats` and the weights of their own columns to own_weights (if not None). Return the
+    """Write each row's loss to `stats`, and the weight at its own column to own_weights (if not None). Return the
     gradients of the scaled anchors (if `by_rows`) and of the scaled columns `part`, without the own pairs' terms."""
     n, (anchors, columns, inverse) = len(problem.anchors), units
     blocks, gradient = pools(problem)[0], own_weights is not None

@@ -1,5 +1,5 @@
-"""info_nce_loss in Triton: kernels before and after cuBLAS's matrix products. Forward computes the gradient with
-respect to the scaled rows, and backward propagates this gradient through the rows' norms."""
+"""info_nce_loss in Triton: kernels before and after cuBLAS's matrix products. The forward pass computes the gradient
+with respect to the scaled rows. The backward pass propagates this gradient through the rows' norms."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SHORT = {"BLOCK": 2048, "num_warps": 16}  # for float64, and for calls with a ma
 
 
 def _stretch(problem: Problem) -> float:
-    """Return the factor that makes float16 weights use float16's range. A weight includes 1 / norm of the scaled row
-    and 1 / norm of the scaled column (1 to 2 each), so it is below 4 in each direction. In the second direction, the
-    weights of anchors that share a target can add up."""
+    """Return the factor that makes float16 weights use float16's range. A weight includes the factors 1 / norm of the
+    scaled row and of the scaled column. Each factor is 1 to 2, so a weight is below 4 in each direction. In the second
+    direction, the weights of anchors that share a target can add up."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
@@ -36,8 +36,8 @@ MaskOf = Callable[[slice], Tensor]
 
 
 def _guide_mask(problem: Problem) -> tuple[MaskOf, Tensor]:
-    """Return a function that maps a slice of the anchors to (n, C) bool, True for the columns that the guide or the
-    caller excludes; and a scalar "poison" that is NaN if a row of the guide is not finite, else 0."""
+    """Return a function and a scalar "poison". The function maps a slice of the anchors to a bool mask (n, C), True for
+    columns that the guide or the caller excludes. The poison is NaN if a row of the guide is not finite, else 0."""
     assert problem.guide_anchors is not None
     rows, _, poison = unit_rows(problem.guide_anchors)
     columns, _, poison_columns = unit_rows(problem.guide_positives, problem.guide_negatives)
@@ -62,8 +62,8 @@ def _pass(
     *,
     back: bool = False,
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the callback for `chunks.sweep`. It turns a chunk's logits into losses and, with own_weights, weights.
-    `back` selects the second direction, in which the rows are the anchors' targets and the columns are the anchors."""
+    """Return the callback for `chunks.sweep`. The callback turns a chunk's logits into losses and, with own_weights,
+    into weights. `back` selects the second direction, from the anchors' targets (rows) to the anchors (columns)."""
     n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
     ids = (problem.anchor_ids, problem.column_ids)
     has_mask = problem.ignored is not None or mask_of is not None
@@ -103,8 +103,8 @@ def _pass(
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
     """Rearrange the anchors' `logsums`, log(sum of exp(logit)), by column. A column gets the logsum of the anchor whose
-    target it is, or infinity if it is no anchor's target. If several anchors share a target, their logsums are combined
-    so that exp(x - combined) is the sum of exp(x - logsum)."""
+    target it is, or infinity if it is not the target of any anchor. If several anchors share a target, their logsums
+    are combined so that exp(x - combined) is the sum of exp(x - logsum)."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)

@@ -1,8 +1,8 @@
 """Triton kernels of info_nce_loss before and after its matrix products, one program per row. Sums have a fixed order.
 
 The products use scaled rows, so that no dtype overflows. `info_nce_rows` scales each row by a power of two, which is
-exact, to a norm of 1/2 to 1 (times `stretch`), and stores 1 / norm of the scaled row, which is 1 to 2. Logits and
-weights are multiplied by 1 / norm in float32.
+exact. The norm of a scaled row is 1/2 to 1 (times `stretch`). The kernel also stores 1 / norm of the scaled row, which
+is 1 to 2. Logits and weights are multiplied by 1 / norm in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPS = tl.constexpr(1e-8)  # problem.EPS
 
 @triton.jit
 def _inverse_norm(square):
-    """Return 1 / norm from the squared norm: 0 for a row that counts as zero, and NaN if the norm is not finite."""
+    """Return 1 / norm from the squared norm: 0 for a row that counts as zero, and NaN for a norm that is not finite."""
     norm = root(square)
     is_zero = norm <= tl.full((), EPS, norm.dtype)
     inverse = tl.where(is_zero, 0.0, 1 / tl.where(is_zero, 1.0, norm))
@@ -40,7 +40,7 @@ def _power_of_two(x):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Round x to a narrower dtype. Triton's interpreter truncates to bfloat16, so it needs explicit rounding."""
+    """Round x to a narrower dtype. Triton's interpreter only truncates to bfloat16, so it needs explicit rounding."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -49,7 +49,7 @@ def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def log_one_plus(z):
-    """log(1 + z) for 0 <= z < 1, accurate for small z: 2 artanh(w) with w = z / (2 + z), which is at most 1/3."""
+    """Return log(1 + z) for 0 <= z < 1, accurate for small z, as 2 artanh(w), where w = z / (2 + z) is at most 1/3."""
     terms: tl.constexpr = 17 if z.dtype == tl.float64 else 8
     w = z / (2.0 + z)
     series = tl.full((), 1.0 / (2 * terms - 1), z.dtype)
@@ -60,7 +60,7 @@ def log_one_plus(z):
 
 @triton.jit
 def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
-    """Pointers to BLOCK elements of a row from `start` on. `step` is the stride of elements, used only if UNIT is 1."""
+    """Return pointers to BLOCK elements of a row from `start` on. The stride `step` is used only if UNIT is 1."""
     if UNIT == 16:
         return at(row, start, UNIT) + tl.arange(0, BLOCK)
     return row + (start + tl.arange(0, BLOCK)) * step
@@ -72,10 +72,10 @@ def info_nce_rows(
     row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
     negative_row: tl.int64, negative_column: tl.int64, stretch: tl.float64, BLOCK: tl.constexpr, IN_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros. Write
-    1 / norm of each scaled row (without `stretch`) to `inverse`: columns from index 0, anchors from index row_place.
-    The first row_place programs process columns, the later programs anchors. IN_UNIT is the UNIT of the input
-    matrices (triton_rows.unit_of)."""
+    """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros. Write 1 /
+    norm of each scaled row (without `stretch`) to `inverse`. In `inverse`, the columns start at index 0, and the
+    anchors at index row_place. The first row_place programs process columns, the later programs anchors. IN_UNIT is the
+    UNIT of the input matrices (see triton_rows.unit_of)."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place
@@ -107,7 +107,7 @@ def info_nce_rows(
 
 @triton.jit
 def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, back, IGNORE: tl.constexpr):
-    """Whether `ignore` excludes these columns as negatives of the row, by the row of `mask` or by its id row_id. For
+    """Return whether `ignore` excludes columns from a row's negatives, according to `mask` or to the id row_id. For
     `back`, see problem.equal_ids."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, in_range, 0) != 0
@@ -120,9 +120,10 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, back, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Return four blocks for the columns from `start` on: index, 1 / norm, logit (-inf for own and ignored columns,
-    times `raised` where `hard` applies), and logit without these two changes. hard: 0 for no hardness mode, else 1 +
-    its index in problem.HARDNESS. The columns of one query are positive_count apart (problem.of_one_query)."""
+    """Return index, 1 / norm, logit and original logit of the columns from `start` on. The logit is -inf for own and
+    ignored columns, and multiplied by `raised` where the hardness mode applies. `hard` is 0 without a hardness mode,
+    else 1 + the mode's index in problem.HARDNESS. Columns of a query are positive_count apart
+    (problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     padded_range = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
@@ -149,18 +150,19 @@ def info_nce_weights(
     strength: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr,
     LEARNED: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of rows first, first + 1, … to `stats`. With GRADIENT, also write to `weights` the derivatives
-    with respect to the products of scaled rows, times `stretch` and without the factor `scale`. The derivative at the
-    row's own column is the largest, so it is written to `own_weights` instead, unrounded. Before exp, the kernel
+    """Write the losses of the rows from `first` on to `stats`. With GRADIENT, also write the derivatives with respect
+    to the products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`. The derivative at a row's
+    own column is the largest, so it is written to `own_weights` instead, unrounded. Before computing exp, the kernel
     subtracts the row's largest logit if SHIFTED, otherwise `limit`.
 
-    back: compute the second direction. Its rows are the anchors' targets, its columns anchors. Each row's log(sum of
-    exp) and own weight are stored in `stats`, from 2 row_count and 3 row_count on. The SYMMETRIC pass that follows adds
-    the weights of both directions. by_column (by_column_count,) is described in triton_kernels._by_column.
+    With `back`, the kernel computes the second direction, whose rows are the anchors' targets and whose columns are the
+    anchors. This pass stores each row's log(sum of exp) in `stats` from index 2 row_count on, and each row's own weight
+    from index 3 row_count on. The SYMMETRIC pass that follows adds the weights of both directions. For `by_column`
+    (by_column_count,), see triton_kernels._by_column.
 
-    LEARNED: `scale` is multiplied by the number at `learned`. With GRADIENT, the product of this number and the
-    derivative with respect to it is stored at the end of `stats`. strength: hardness_strength, divided by the
-    scale unless LEARNED. mask_first: index of the anchor in row 0 of the mask.
+    With LEARNED, `scale` is multiplied by the number at `learned`. With GRADIENT, the product of this number and the
+    derivative with respect to it is stored at the end of `stats`. `strength` is hardness_strength, divided by the scale
+    unless LEARNED. `mask_first` is the index of the anchor in row 0 of the mask.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -251,9 +253,9 @@ def info_nce_gradients(
     IN_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of an input row from g, its row of the product with the weights. First add the term of the
-    own pair to g: the partner is an anchor's target or, without targets, a column's anchor. Then backpropagate
-    through u = row / norm, which gives g - <g, u> u, and undo the scaling of the rows by powers of two. The first
-    anchor_grads programs process anchors, the later programs columns from first_column on."""
+    own pair to g. In this pair, the partner of an anchor is its target. Without targets, the partner of a column is its
+    anchor. Then backpropagate through u = row / norm, which gives g - <g, u> u, and undo the scaling of the rows by
+    powers of two. The first anchor_grads programs process anchors, the later programs columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * IN_UNIT, units * UNIT

@@ -25,8 +25,8 @@ Rows = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Units(NamedTuple):
-    """Anchors (`rows`) and `columns`, scaled by powers of two and padded with zeros to multiples of UNIT. `inverse` is
-    1 / norm of each scaled row: first those of `columns`, then those of `rows`."""
+    """Anchors (`rows`) and `columns`, scaled by powers of two and padded with zeros to multiples of UNIT. `inverse`
+    holds 1 / norm of each scaled row, first for `columns`, then for `rows`."""
 
     rows: Tensor
     columns: Tensor
@@ -62,7 +62,7 @@ def empty_weights(logits: Tensor, units: Units, gradient: bool) -> Tensor:
 
 
 def add_to_columns(by_columns: Tensor | None, places: Tensor, rows: Tensor, own_weights: Tensor | None) -> None:
-    """Add rows[i] times own_weights[i] to by_columns[places[i]], if this index is in range."""
+    """Add rows[i] times own_weights[i] to by_columns[places[i]] wherever the index places[i] is in range."""
     if by_columns is not None and own_weights is not None and len(by_columns):
         in_range = (places >= 0) & (places < len(by_columns))
         add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * in_range)[:, None])
@@ -78,7 +78,7 @@ def through_norms(
     factor: float,
 ) -> Gradients:
     """Backpropagate through the rows' norms, and return the gradients of anchors, positives and negatives in `dtype`,
-    times `factor` and `upstream`. `saved`: the first four tensors that triton_kernels.forward returns for backward."""
+    times `factor` and `upstream`. `saved` holds the first four tensors that triton_kernels.forward saves."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None

@@ -25,7 +25,7 @@ def list_mle_loss(
     """ListMLE loss: negative log-likelihood of the teacher's order under the student's scores.
 
     The loss is the mean over lists of - sum_k log(exp(scale s_k) / sum_{m >= k} exp(scale s_m)), where s_k is the
-    student's score of item k, and the items of a list are sorted by descending teacher score (Xia et al. 2008;
+    student's score of item k. The items of a list are sorted by descending teacher score (Xia et al. 2008;
     ranking-sentences paper, Eq. 8-9). A list with fewer than two items has loss 0 and still counts in the mean. If
     there are no lists, the loss is 0.
 
@@ -72,13 +72,13 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
 
     Sentences 0 … n - 1 form a chain: they were generated in this order, each less similar to sentence 0 than its
     predecessor. Row j of phi ranks the list of sentences k = j … n - 1, which includes sentence j itself. In this list,
-    the true rank of sentence k is r(k) = k - j. Let `sorted` be the list's similarities in descending order, and
+    the true rank of sentence k is r(k) = k - j. Let `sorted` hold the list's similarities in descending order, and let
     d = sorted[r(k)] - phi[j, k]. Then
 
         refined[j, k] = phi[j, k] + sign(d) log(omega |d| + 1)
 
-    (ranking-sentences paper, Eq. 6-7 and Algorithm 1). Only the upper triangle of phi is read, and the lower triangle
-    of the result mirrors its upper triangle. The result is not differentiable.
+    This is Eq. 6-7 and Algorithm 1 of the ranking-sentences paper. Only the upper triangle of phi is read, and the
+    lower triangle of the result mirrors its upper triangle. The result is not differentiable.
 
     Args:
         phi: (..., n, n) similarities of sentences, float16, bfloat16, float32 or float64, which must not require grad.

@@ -14,8 +14,9 @@ from .._dispatch import Op, backends
 class Problem(NamedTuple):
     """Arguments of one call with R lists of n items.
 
-    student, teacher  (R, n); mask (R, n) bool, True where there is an item, or None
-    order             (R, n) or None: keys by which items with equal teacher scores are sorted (ascending)
+    Attributes:
+        student, teacher: (R, n); mask: (R, n) bool, True where there is an item, or None
+        order: (R, n) or None, keys by which items with equal teacher scores are sorted (ascending)
     """
 
     student: Tensor
@@ -26,7 +27,7 @@ class Problem(NamedTuple):
 
 
 class Refinement(NamedTuple):
-    """Arguments of refine_similarity: phi (C, n, n), mask (C, n) bool or None."""
+    """Arguments of refine_similarity: `phi` is (C, n, n), and `mask` is (C, n) bool or None."""
 
     phi: Tensor
     mask: Tensor | None
@@ -39,7 +40,7 @@ refine = register(OP, Refinement, gradients=0, result=like_field, name="refine_s
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:
-    """Turn the sum of the lists' losses and its gradient (R, n) into the mean and its gradient. If a score of any
+    """Convert the sum of the lists' losses and its gradient (R, n) to the mean loss and its gradient. If a score of any
     item is NaN, the loss and the gradients of all items are NaN."""
     teacher, mask = problem.teacher, problem.mask
     loss = loss / len(teacher)

@@ -1,4 +1,4 @@
-"""Reference implementation of the listwise ops, list by list, for any dtype and device."""
+"""Reference implementation of the listwise ops for any dtype and device, computed list by list."""
 
 from __future__ import annotations
 
@@ -29,11 +29,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the similarities refined by Eq. 6-7.
-
-    A similarity is raised if its true rank is better than its rank by similarity. It is lowered if its true rank is
-    worse.
-    """
+    """Return the similarities refined by Eq. 6-7. A similarity is raised if its true rank is better than its rank by
+    similarity, and lowered if its true rank is worse."""
     phi, mask, omega = problem
     phi = phi.to(wide(phi.dtype))
     refined = torch.zeros_like(phi)

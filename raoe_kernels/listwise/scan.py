@@ -1,4 +1,4 @@
-"""Listwise ops in plain torch, all lists at once: one sort and two running sums per row, O(R n) memory."""
+"""Listwise ops in plain torch, all lists at once, with one sort and two running sums per row, and O(R n) memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LINEAR = 85.0
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the ListMLE loss L and its gradient. For scores s in the teacher's order, S_k = logsumexp_{m >= k} s_m,
+    """Return the ListMLE loss L and its gradient, given scores s in the teacher's order.
 
-    L = sum_k (S_k - s_k), dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1, Q_m = logsumexp_{k <= m} -S_k
+        L = sum_k (S_k - s_k)                           S_k = logsumexp_{m >= k} s_m
+        dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1      Q_m = logsumexp_{k <= m} -S_k
 
     On a CPU, plain sums of exponentials are used if they stay in float32's range. This saves a logarithm per term.
     """
@@ -58,7 +59,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
-    """Return the indices that sort each row of teacher in descending order, and ties by `order`, then by position."""
+    """Return the indices that sort each row of `teacher` in descending order. Items with equal scores are sorted by
+    `order`, then by position."""
     if order is None:
         return teacher.sort(dim=1, descending=True, stable=True).indices
     first = order.argsort(dim=1, stable=True)
@@ -67,7 +69,7 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
     """Refine all rows at once. In row j of phi, the columns k >= j are list j. The first j columns are set to +inf,
-    which sorting moves to the front. So the value of rank k - j is in column k after sorting, as in phi."""
+    which sorting moves to the front. So after sorting, column k holds the value of item k's true rank, k - j."""
     phi, mask, omega = problem
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))

@@ -1,9 +1,9 @@
 """Public pairwise losses: documentation and argument checks.
 
-Source of all losses except CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence
+All losses except CoSENT are from "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence
 Embeddings from NLI Data" (RAOE). In the formulas below, i and j are two *sentence pairs* of a batch of B pairs. A
-similarity of shape (K, B) has K similarities per pair, for example one for each prefix width of the embeddings, and
-gives K losses. The native backend on a CPU sorts the scores once for all K losses.
+similarity of shape (K, B) contains K similarities per pair, for example one for each prefix width of the embeddings,
+and yields K losses. The native backend on a CPU sorts the scores once for all K losses.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def rank_margin_loss(
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
     """CoSENT loss (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
 
-    c_i is the similarity and s_i the score of sentence pair i. Any two pairs with different scores are compared: unlike
-    `rank_margin_loss`, this loss has no margin.
+    c_i is the similarity and s_i the score of sentence pair i. Any two pairs with different scores are compared,
+    because unlike `rank_margin_loss`, this loss has no margin.
 
-    Args, Returns, Raises: as for `rank_margin_loss`.
+    Arguments, results and errors are those of `rank_margin_loss`.
     """
     fields = constants(True, False, scale)
     _check_similarity(similarity)
@@ -97,7 +97,7 @@ def gated_angular_loss(
             or no labels, that argument is ignored and may be None.
         backend: as for `rank_margin_loss`.
 
-    Returns, Raises: as for `rank_margin_loss`.
+    Results and errors are those of `rank_margin_loss`.
     """
     fields = constants(False, True, scale)
     _check_similarity(similarity)
@@ -122,9 +122,11 @@ def raoe_loss(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`.
 
-    Args, Raises: as for `rank_margin_loss` and `gated_angular_loss`. Unless gate="label", both parts share one sort.
+    Arguments and errors are those of `rank_margin_loss` and `gated_angular_loss`. Unless gate="label", the rank part
+    and the angle part share one sort.
 
-    Returns: the weighted sum. With return_parts=True: (rank part, angle part), each weighted and differentiable.
+    Returns:
+        The weighted sum. With return_parts=True: (rank part, angle part), each weighted and differentiable.
     """
     if not isinstance(return_parts, bool):
         raise TypeError(f"return_parts must be True or False, got {_validate.describe(return_parts)}")
@@ -172,7 +174,7 @@ def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
 def _angle_keys(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the angular objective's sort keys, and the labels that restrict its pairs, or None for no restriction."""
+    """Return the angular objective's sort keys, and the labels that restrict its pairs (None if nothing does)."""
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None

@@ -1,5 +1,5 @@
-"""Pairwise losses: the input of every backend (see _contract.py), the op's registration, and `by_row`, which computes a
-(K, B) similarity row by row for backends that take only (B,)."""
+"""Input of all backends of the pairwise losses (see _contract.py), the op's registration, and `by_row`, which processes
+a (K, B) similarity row by row for backends that accept only (B,)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ ONE_BLOCK_DOUBLE = 1024  # maximum for float64 similarity and for 64-bit sort ke
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. The losses have shape () or, if `parts`, (2,). For similarity (K, B): (K,) or (2, K).
+    """Arguments of one call. The losses have shape (), or (2,) with `parts`. If similarity has shape (K, B), the losses
+    have shape (K,), or (2, K) with `parts`.
 
-    similarity       (B,) or (K, B); backends are called only if B >= 1
-    scores           (B,) float32, float64 or int64
-    labels           (B,) int64, or None
-    rank, angle      whether to compute the rank-margin and the angular objective
-    scale            factor for similarities or angles, > 0
-    margin           pairs i and j are compared if r_j - r_i > margin
-    ties             one of TIES
-    rank_weight, angle_weight   factors of the two parts
-    parts            whether the result is (rank part, angle part) instead of the sum of both parts
+    Attributes:
+        similarity: (B,) or (K, B); backends are called only if B >= 1
+        scores: (B,) float32, float64 or int64
+        labels: (B,) int64, or None
+        rank, angle: whether to compute the rank-margin and the angular objective
+        scale: factor for similarities or angles, > 0
+        margin: pairs i and j are compared if r_j - r_i > margin
+        ties: one of TIES
+        rank_weight, angle_weight: factors of the two parts
+        parts: whether the result is (rank part, angle part) instead of the sum of both parts
     """
 
     similarity: Tensor
@@ -57,7 +59,8 @@ class Problem(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """Return floor(2 margin) + 1. Pairs are compared if 2 r_j - 2 r_i >= this number. 2 r is an integer < 2^62."""
+        """Return floor(2 margin) + 1. Pairs i and j are compared if 2 r_j - 2 r_i is at least this number. Doubled
+        ranks 2 r are integers below 2^62."""
         return math.floor(min(2 * self.margin, 2.0**62)) + 1
 
     def max_pairs(self) -> int:
@@ -115,7 +118,7 @@ def _gradients(problem: Problem) -> Tensor:
 
 
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the gradient of similarity: each part's gradient x its upstream gradient, summed over the parts."""
+    """Return the gradient of similarity: the sum over the parts of the part's gradient x its upstream gradient."""
     grads: Any = saved[0]
     upstream = upstream[..., None] if upstream.ndim else upstream
     grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1]) if problem.parts else grads * upstream
@@ -134,7 +137,7 @@ Forward = Callable[..., tuple[Tensor, Gradients]]
 
 
 def by_row(forward: Forward) -> Forward:
-    """Make a backend's forward for similarity (B,) accept (K, B) as well, by computing one row at a time."""
+    """Extend a backend's forward for similarity (B,) to (K, B), by computing one row at a time."""
 
     @wraps(forward)
     def run_rows(problem: Problem, needs: Needs, **options: Any) -> tuple[Tensor, Gradients]:

@@ -36,22 +36,21 @@ def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
 
 
 def rank_pairs(scores: Tensor, threshold: int, ties: str) -> Tensor:
-    """Return (B, B) bool: whether r_j - r_i > margin at element [i, j] (Eq. 2)."""
+    """Return a bool matrix (B, B), in which element [i, j] is True if r_j - r_i > margin (Eq. 2)."""
     ranks = doubled_ranks(scores, ties)
     return ranks - ranks[:, None] >= threshold
 
 
 def gated_pairs(scores: Tensor, labels: Tensor | None) -> Tensor:
-    """Return (B, B) bool: whether l_i > l_j and s_i < s_j (Eq. 3). Without labels: s_i < s_j ("S only" in Table 8).
-
-    For gate="label", api.py passes labels=None and, as scores, ~labels: the operator ~ reverses the order of integers.
-    """
+    """Return a bool matrix (B, B), in which element [i, j] is True if l_i > l_j and s_i < s_j (Eq. 3). Without labels,
+    the condition is s_i < s_j ("S only" in Table 8). For gate="label", api.py passes ~labels as scores, and
+    labels=None. The operator ~ reverses the order of integers."""
     lower = scores[:, None] < scores
     return lower if labels is None else lower & (labels[:, None] > labels)
 
 
 def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L = log(1 + sum over active pairs of exp(exponents)) and dL/d exponents. Without active pairs, L is 0."""
+    """Return L = log(1 + sum over active pairs of exp(exponents)) and dL/d exponents. If no pair is active, L is 0."""
     if not active.any():
         return exponents.new_zeros(()), torch.zeros_like(exponents)
     log_z = exponents.masked_fill(~active, -torch.inf).flatten().logsumexp(0)
@@ -79,7 +78,7 @@ def gated_angular(c: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,)."""
+    """Return the losses, and their gradients with respect to similarity: (2, B) with problem.parts, otherwise (B,)."""
     c = problem.similarity.to(wide(problem.similarity.dtype))
     parts = []
     if problem.rank:

@@ -1,7 +1,7 @@
 """Pairwise losses with one sort and logcumsumexp in plain torch, without a B x B matrix, on any device.
 
 Let x_i + y_j be the exponent of (i, j). The partners of j are all i for which (i, j) is in the sum. In the order of the
-scores, j's partners are the pairs up to some position (with labels, only some of them; see this folder's README). So:
+scores, j's partners are all pairs up to some position or, with labels, some of these pairs (see this folder's README).
 
     P_j = logsumexp of x over j's partners      log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
@@ -28,10 +28,10 @@ LEVELS_AT_ONCE, ELEMENTS_AT_ONCE = 4, 2**20
 
 @by_row
 def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple[Tensor, Gradients]:
-    """Return the losses and their gradients with respect to similarity: (2, B) if problem.parts, otherwise (B,).
+    """Return the losses, and their gradients with respect to similarity: (2, B) with problem.parts, otherwise (B,).
 
-    classes: upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels are
-    counted if they are on a CPU. On other devices, the algorithm is chosen without the number of labels, because
+    `classes` is an upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels
+    are counted if they are on a CPU. On other devices, the algorithm is chosen without the number of labels, because
     counting the labels would synchronize with the device.
     """
     similarity, labels, scale, need_grad = problem.similarity, problem.labels, problem.scale, needs[0]
@@ -69,7 +69,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Return twice the rank at each sorted position: non-decreasing integers, whatever the tie rule is."""
+    """Return twice the rank at each sorted position. The result is non-decreasing under every tie rule."""
     if ties == "average":
         return first + last
     if ties == "min":
@@ -104,10 +104,8 @@ def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad:
 
 
 def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
-    """Return dL/dc = dL/d(-theta) / sqrt(1 - c^2), or 0 where c is clipped.
-
-    1 - c^2 is computed as (1 - c)(1 + c), which is more accurate for c near +-1.
-    """
+    """Return dL/dc = dL/d(-theta) / sqrt(1 - c^2), or 0 where c is clipped. The factor 1 - c^2 is computed as (1 - c)(1
+    + c), which is more accurate for c near +-1."""
     unclipped = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
     return torch.where(unclipped, by_minus_theta * slope, by_minus_theta * 0)  # x * 0, not 0: a NaN must stay NaN
@@ -120,7 +118,7 @@ def _assemble(
     problem: Problem,
     need_grad: bool,
 ) -> tuple[Tensor, Gradients]:
-    """Return the weighted losses, and the gradient in the caller's order. All are NaN if a score is NaN."""
+    """Return the weighted losses, and their gradient in the caller's order. If a score is NaN, all results are NaN."""
     poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
     losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
     if not problem.parts:
@@ -136,8 +134,8 @@ def _assemble(
 def _label_sums(
     x: Tensor, y: Tensor, first: Tensor, end: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return P and Q if labels restrict the pairs: P_j sums over all i before j's run that have a larger label than
-    j, and Q_i sums over all j after i's run that have a smaller label than i."""
+    """Return P and Q if labels restrict the pairs. P_j sums over all i before j's run that have a larger label than j.
+    Q_i sums over all j after i's run that have a smaller label than i."""
     values, order = labels.sort(stable=True)
     changes = values[1:] != values[:-1]
     if classes is None and labels.device.type == "cpu" and not torch._C._are_functorch_transforms_active():
@@ -159,10 +157,10 @@ def _sums_by_halves(x: Tensor, y: Tensor, first: Tensor, end: Tensor, order: Ten
     """Return P and Q of _label_sums for any number of labels. `order` sorts the positions by label and is stable.
 
     Let the place of a pair be its position in `order`. Since `order` is stable, (i, j) is in the sum exactly if i is
-    before j's run and has a larger place. Places are halved like in a merge sort: at the highest bit in which the
-    places of i and j differ, i is in the right half of a block and j in the left half. At every bit, j therefore reads
-    a sum over the first positions of the right half, and i a sum over the last positions of the left half. Halves
-    have equal sizes, so running sums over all halves of a level are one cumulative sum of a matrix.
+    before j's run and has a larger place. Places are halved as in a merge sort. At the highest bit in which the places
+    of i and j differ, i is in the right half of a block, and j is in the left half. So at every bit, j reads a sum over
+    the first positions of the right half, and i reads a sum over the last positions of the left half. Halves have equal
+    sizes, so running sums over all halves of a level are one cumulative sum of a matrix.
     """
     size = len(x)
     levels = (size - 1).bit_length()

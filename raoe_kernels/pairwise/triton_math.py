@@ -1,8 +1,8 @@
 """Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the position of a rank in the order.
 
-If the exponents x satisfy max x - min x + 2 ln n < the dtype's exponent range (`linear`), a sum of exponentials is
-stored as a plain number, otherwise as its logarithm. `linear` is the same for a whole launch, and is tested at run
-time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
+The flag `linear` is true if the exponents x satisfy max x - min x + 2 ln n < the dtype's exponent range. If `linear` is
+true, sums of exponentials are stored as plain numbers, otherwise as logarithms. `linear` applies to a whole launch, and
+is tested at run time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
 (triton#4362).
 """
 
@@ -37,10 +37,8 @@ def scalar(value, dtype: tl.constexpr):
 
 @triton.jit
 def exponents(c, low, high, scale, angular: tl.constexpr):
-    """Return the exponent x of each pair, with the midpoint of all x subtracted; and the largest minus the smallest x.
-
-    x is clamped to half of the dtype's range, so that the sum of two exponents is finite.
-    """
+    """Return the exponent x of each pair minus the midpoint of all x, and the range of x (largest minus smallest). The
+    exponents are clamped to half of the dtype's range, so that the sum of two exponents is finite."""
     if angular:  # x = -scale theta
         c, low, high = -angle(c), -angle(low), -angle(high)
     bound: tl.constexpr = 8e307 if c.dtype == tl.float64 else 1.6e38
@@ -50,7 +48,7 @@ def exponents(c, low, high, scale, angular: tl.constexpr):
 
 @triton.jit
 def empty_sum(dtype: tl.constexpr, linear):
-    """Return a sum without terms: 0 if `linear`; otherwise sums are logarithms, and this is below any of them."""
+    """Return an empty sum: 0 if `linear`, otherwise a number that is smaller than any sum stored as a logarithm."""
     lowest: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
     return tl.where(linear, scalar(0.0, dtype), scalar(lowest, dtype))
 
@@ -106,8 +104,8 @@ def _add_two(a, b, c, d):
 
 @triton.jit
 def _log_running(x):
-    """Inclusive prefix sums of numbers stored as logarithms, by doubling. A scan would be faster, but takes a minute
-    to compile."""
+    """Return inclusive prefix sums of numbers stored as logarithms, computed by doubling. A scan would be faster, but
+    takes a minute to compile."""
     q = tl.arange(0, x.shape[0])
     reach = 1
     while reach < x.shape[0]:
@@ -118,7 +116,7 @@ def _log_running(x):
 
 @triton.jit
 def running(up, down, linear):
-    """Inclusive prefix sums of two arrays."""
+    """Return the inclusive prefix sums of two arrays."""
     if linear:
         up, down = tl.associative_scan((up, down), 0, _add_two)
     else:
@@ -133,7 +131,7 @@ def product(a, b, linear):
 
 @triton.jit
 def log_one_plus(z, linear):
-    """log(1 + z), accurate for small z. If not linear, the caller passes log(z) as z.
+    """Return log(1 + z), accurate for small z. Unless `linear`, the caller passes log(z) as z.
 
     In float32, the GPU's log is inaccurate near 1, so a series is used: log(1 + z) = 2 artanh(w), where w = z / (2 + z)
     is at most 1/3. In float64, log is accurate, but 1 + z is rounded to fl(1 + z) = 1 + d. So the result is
@@ -171,8 +169,8 @@ def slope(up, down, before, behind, z, loss, linear):
 
 @triton.jit
 def _asin_series(u):
-    """The polynomial p(u) of asin(t) = t + t^3 p(t^2), where u = t^2 <= 1/4, interpolated at Chebyshev nodes with 60
-    digits. The error relative to asin(t) is at most 1.1e-9 (float32) or 3.8e-18 (float64)."""
+    """Return the polynomial p(u) in asin(t) = t + t^3 p(t^2), where u = t^2 <= 1/4. The polynomial was interpolated at
+    Chebyshev nodes with 60 digits. The error relative to asin(t) is at most 1.1e-9 (float32) or 3.8e-18 (float64)."""
     if u.dtype == tl.float32:
         p = u * 0.03369084720283012 + 0.017149238357677253
         p = u * p + 0.031100662735494568
@@ -197,7 +195,8 @@ def _asin_series(u):
 
 @triton.jit
 def angle(c):
-    """arccos of the clipped c: pi/2 - asin(c) if |c| <= 0.5, else via half the angle, asin(sqrt((1 - |c|) / 2))."""
+    """Return arccos of the clipped c. If |c| <= 0.5, arccos c is pi/2 - asin(c). Otherwise, arccos c is computed from
+    half the angle, asin(sqrt((1 - |c|) / 2))."""
     limit = scalar(UNCLIPPED, c.dtype)
     c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)
@@ -221,13 +220,13 @@ def through_angle(c, by_minus_theta):
 
 @triton.jit
 def doubled_rank(first, last, ties):
-    """Twice the rank of a run of equal scores, for all tie rules except "dense"."""
+    """Return twice the rank of a run of equal scores, for all tie rules except "dense"."""
     return tl.where(ties == AVERAGE, first + last, tl.where(ties == MAX, 2 * last, 2 * first))
 
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """Number of positions whose doubled rank is <= bound. `first` and `last`: ends of the run at position bound // 2.
+    """Return the number of positions with doubled rank <= bound, given the ends of the run at position bound // 2.
 
     All earlier runs have doubled ranks below 2 * (bound // 2), and all later runs have doubled ranks above `bound`. So
     only the doubled rank of the run at bound // 2 has to be compared with `bound`.

@@ -28,8 +28,8 @@ def sigmoid_loss(
     The logits have a column for each positive, followed by a column for each negative. The loss of an anchor is the sum
     over all columns of -log sigmoid(z (scale cos(anchor, column) + bias)), where z is 1 if the column is a positive of
     the anchor, else -1. The result is the mean over the anchors. An anchor may have any number of positives. Logits are
-    computed in chunks of rows: the loss needs O((N + P + M) D) memory plus one buffer. The buffer has 64 MiB or one row
-    of logits, whichever is larger, and with "triton" 256 MiB or 1,024 rows.
+    computed in chunks of rows, so the loss needs O((N + P + M) D) memory and one buffer. The buffer takes 64 MiB or the
+    size of one row of logits, whichever is larger. With "triton", the buffer takes 256 MiB or the size of 1,024 rows.
 
     Args:
         anchors, positives, negatives: (N, D), (P, D), (M, D) or None, as in info_nce_loss.
@@ -63,7 +63,7 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """Return a scalar tensor: float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
+    """Return a scalar tensor, float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
     dtype = wide(anchors.dtype)
     if value.__class__ is float:  # not symbolic: torch.compile would compile new_full anew for every value
         return anchors.new_full((), value, dtype=dtype)

@@ -14,15 +14,16 @@ from ..infonce.problem import has_several_ids
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. C = P + M columns: the positives, then the negatives.
+    """Arguments of one call. The C = P + M columns are the positives, followed by the negatives.
 
-    anchors     (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
-    scale, bias  scalar tensors: float64 for float64 rows, otherwise float32
-    targets     (N,) int64: column of each anchor's positive, or -1 if it has none; None: column i for anchor i
-    ignored     (N, C) bool or None: True for columns to leave out of an anchor's negatives
-    anchor_ids  (N,) and column_ids (C,), or None: columns with an anchor's id are left out of its negatives
-    anchor_groups (N,) and column_groups (C,), or None: columns with an anchor's group number are its positives
-    The group numbers are the call's `positive_ids`. Ids and group numbers are int32 or int64.
+    Attributes:
+        anchors (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
+        scale, bias: scalar tensors, float64 for float64 rows, otherwise float32
+        targets: (N,) int64, column of each anchor's positive, or -1 if it has none; None: column i for anchor i
+        ignored: (N, C) bool or None, True for columns to leave out of an anchor's negatives
+        anchor_ids (N,), column_ids (C,): int32 or int64, or None; an anchor's negatives leave out columns with its id
+        anchor_groups (N,), column_groups (C,): int32 or int64, or None; columns with an anchor's group number are its
+            positives. The group numbers are the call's `positive_ids`.
     """
 
     anchors: Tensor
@@ -60,16 +61,16 @@ sigmoid = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
 
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return (N,) int64, each anchor's target, clamped to valid columns; and (N,) bool, True for anchors that have a
-    target. The second result is None if `targets` is None: all anchors then have a target."""
+    """Return each anchor's target, (N,) int64, clamped to valid columns, and whether each anchor has a target, (N,)
+    bool. The second result is None if `targets` is None, because all anchors then have a target."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device), None
     return problem.targets.clamp(0, problem.column_count - 1), problem.targets >= 0
 
 
 def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
-    """Return the scalar by which the sum of the rows' losses is multiplied: 1 / N, or NaN if a row or a target is
-    invalid. An error would be clearer, but to raise it, the host would have to wait for the GPU."""
+    """Return the factor by which the sum of the rows' losses is multiplied: 1 / N, or NaN if a row or a target is
+    invalid. An error would be clearer, but raising it would make the host wait for the GPU."""
     factor = poison + 1 / len(problem.anchors)
     if problem.targets is None:
         return factor
@@ -78,7 +79,7 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """Return (n, C) bool for a slice of the anchors: True for columns of the anchor's group. None without groups."""
+    """Return a bool mask (n, C) for a slice of the anchors, True for columns of the anchor's group, or None."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

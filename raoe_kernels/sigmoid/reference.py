@@ -12,7 +12,7 @@ from .problem import Problem, is_grouped, mean_factor, own_columns
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """Return the loss and the needed gradients, float64 for float64 rows, otherwise float32."""
+    """Return the loss and the gradients that are needed, in float64 for float64 rows, otherwise in float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     factor = mean_factor(problem, poison_a + poison_k)

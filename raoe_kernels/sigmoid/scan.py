@@ -24,7 +24,7 @@ LINEAR = 80.0
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-    """Return the loss and the needed gradients, float64 for float64 rows, otherwise float32."""
+    """Return the loss and the gradients that are needed, in float64 for float64 rows, otherwise in float32."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     factor = mean_factor(problem, poison_a + poison_k)
@@ -67,7 +67,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _flip_positives(x: Tensor, column: Tensor, own_logit: Tensor, has_own: Tensor | None, group: Tensor | None) -> None:
-    """In place, negate x in the columns of the row's group, and set its column `column` to -own_logit if has_own."""
+    """Negate x in place in the columns of a row's group, and set the own column of rows with has_own to -own_logit."""
     if group is not None:
         torch.where(group, -x, x, out=x)
     x.scatter_(1, column, -own_logit if has_own is None else torch.where(has_own, -own_logit, x.gather(1, column)))

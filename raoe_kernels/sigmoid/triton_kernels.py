@@ -1,5 +1,6 @@
-"""sigmoid_loss in Triton: cuBLAS computes the matrix products, with one kernel in between. Forward computes the
-gradient with respect to the scaled rows, and backward propagates this gradient through the rows' norms."""
+"""sigmoid_loss in Triton. cuBLAS computes the matrix products, and one Triton kernel runs between them. The forward
+pass computes the gradient with respect to the scaled rows. The backward pass propagates this gradient through the rows'
+norms."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _stretch(problem: Problem) -> float:
 def _pass(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
 ) -> Callable[[int, Tensor], Tensor | None]:
-    """Return the callback for `sweep`. It turns a chunk's logits into losses and, with own_weights, into weights."""
+    """Return the callback for `sweep`, which turns a chunk's logits into losses and, with own_weights, into weights."""
     gradient, mask = own_weights is not None, problem.ignored
     if has_several_ids(problem):
         raise RuntimeError("backend 'triton' cannot run sigmoid_loss with several ids per row; use backend='scan'")

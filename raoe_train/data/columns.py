@@ -1,4 +1,4 @@
-"""Find raoe's columns among the columns of a row, and parse their values: texts, scores and NLI labels."""
+"""Find the columns of a row that raoe uses, and parse their values (texts, scores and NLI labels)."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,8 @@ NO_GOLD_LABEL = ("-", "-1", "")
 
 
 class RowProblem(Exception):
-    """Why a row cannot be used. Rows are counted by `reason`. on_error affects only `malformed` rows."""
+    """An exception that says why a row cannot be used. Dropped rows are counted by `reason`. The setting on_error
+    affects only `malformed` rows."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
@@ -48,11 +49,11 @@ Rows = Iterator[tuple[str, Row]]
 
 
 class Columns:
-    """Finds raoe's columns in rows, by NAMES or by `mapping` (`columns` of read_pairs)."""
+    """Finds the columns that raoe uses, by their known names (NAMES) or by `mapping` (see `columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         if not isinstance(mapping or {}, Mapping):
-            raise ValueError(f"columns must be a mapping, {{raoe's name: your name}}, got {mapping!r}")
+            raise ValueError(f"columns must be a mapping {{raoe's column name: your column name}}, got {mapping!r}")
         nulls = ("", "none", "null")  # None, as written in recipes and on command lines
         self.mapping: dict[str, str | None] = {}
         for name, column in (mapping or {}).items():
@@ -66,8 +67,8 @@ class Columns:
         self._found = dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]]()  # {required names: {columns: …}}
 
     def find(self, row: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
-        """Return {raoe's name: column} for a row or the names of its columns. RowProblem if no column matches a name in
-        `require`, if several columns match a name, or if other names had columns in earlier rows."""
+        """Return {raoe's name: column} for `row`, a row or the names of its columns. Raise RowProblem if no column
+        matches a name in `require`, if several columns match a name, or if other names were found in earlier rows."""
         present, found = tuple(row), self._found.setdefault(tuple(require), {})
         if present not in found:
             columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}
@@ -81,11 +82,12 @@ class Columns:
         return found[present]
 
     def unread(self) -> list[str]:
-        """Return the columns of all rows so far that were not used."""
+        """Return the names of the columns that have not been used in any row so far."""
         return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, present: Collection[str], name: str, required: bool) -> str | None:
-        """Return the column for one of raoe's names, or None. RowProblem if ambiguous, or if required but missing."""
+        """Return the column for one of raoe's names, or None. Raise RowProblem if several columns match, or if the
+        column is required but missing."""
         mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
             found = [mapped] if mapped in present else []
@@ -106,7 +108,7 @@ class Columns:
 
 
 def parse_sentence(column: str, value: Any) -> str:
-    """Return `value` if it is a non-empty string, else raise RowProblem."""
+    """Return `value` if it is a non-empty string. Otherwise, raise RowProblem."""
     try:
         value.encode()  # fails for a lone surrogate, which is possible in JSON, but not in tokenizers and tables
     except (AttributeError, UnicodeEncodeError):
@@ -124,14 +126,14 @@ def as_word(value: Any) -> str:
 
 
 def parse_word(column: str, value: Any) -> str:
-    """Convert a label or name to a string. RowProblem if the value is missing, or is a list, dict or bytes."""
+    """Convert a label or name to a string. Raise RowProblem if the value is missing, or is a list, dict or bytes."""
     if not (word := as_word(value)):
-        raise RowProblem(f"{column} is {value!r}, not a name or label")
+        raise RowProblem(f"{column} must be a non-empty string or a number, got {value!r}")
     return word
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """Convert a score to a float. RowProblem if it is not finite, or not within `scale`, a pair (lowest, highest)."""
+    """Convert a score to a float. Raise RowProblem unless it is finite and within `scale`, a pair (lowest, highest)."""
     try:
         if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError
@@ -147,22 +149,22 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """Return {lower-case word: class}. ValueError for a class that is neither None nor an integer >= 0."""
+    """Return labels as {lower-case word: class}. Raise ValueError unless each class is None or an integer >= 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     if not isinstance(labels, Mapping):
-        raise ValueError(f"labels must be a mapping of words or numbers to classes, got {labels!r}")
+        raise ValueError(f"labels must be a mapping from words or numbers to classes, got {labels!r}")
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
-            classes = "classes 0, 1, ..., or to null to skip rows with the label"
-            raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
+            classes = "a class 0, 1, ..., or to null to skip the rows with this label"
+            raise ValueError(f"labels must map each label to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
-        raise ValueError(f"all labels in `labels` map to null: map one of {', '.join(map(str, labels))} to a class")
+        raise ValueError(f"all labels map to null: map at least one of {', '.join(map(str, labels))} to a class")
     return {str(word).lower(): label for word, label in labels.items()}
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """Return the class of a label. RowProblem for a label that label_map maps to None or does not contain."""
+    """Return the class of a label. Raise RowProblem if label_map maps the label to None or does not contain it."""
     word = as_word(value)
     if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # pandas may store 1 as 1.0
         word = number
@@ -172,10 +174,11 @@ def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) ->
             raise RowProblem(f"{column} is {value!r}, which `labels` maps to null", reason="label left out")
         return label
     if word in NO_GOLD_LABEL:
-        raise RowProblem(f"{column} is {value!r}, not a gold label", reason="no gold label")
+        raise RowProblem(f"{column} is {value!r}: the row has no gold label", reason="no gold label")
     raise RowProblem(
         f"{column} is {value!r}, which is not a known label ({', '.join(label_map)}). "
-        f'Map all labels to classes, 0 = most similar, with labels {{"{word.lower()}": CLASS, ...}}, or ignore the '
-        f"column with columns label=none (if it holds scores, larger = more similar: columns score={column})",
+        f"Map all labels to classes (0 = most similar) with --data.labels {word.lower()!r}=CLASS ..., or ignore this "
+        "column with --data.columns label=none. If it contains scores (larger = more similar), use --data.columns "
+        f"score={column}",
         reason="unknown label",
     )

@@ -1,7 +1,8 @@
-"""Read and write files of rows: TSV, CSV and JSONL, each also as .gz, and parquet.
+"""Read and write data files: TSV, CSV and JSONL (each also as .gz), and parquet.
 
-TSV files (also .txt, as SNLI and SICK are published) are read without quoting: `"` is an ordinary
-character. pyarrow and pandas would end rows at a carriage return, and accept unbalanced quotes.
+TSV files are read without quoting, so `"` is an ordinary character. Tables with the suffix .txt are read as TSV,
+because SNLI and SICK are published in this form. TSV and CSV files are not read with pyarrow or pandas, which would end
+rows at a carriage return and accept unbalanced quotes.
 """
 
 import csv
@@ -23,21 +24,21 @@ from raoe_train.outputs import replacing
 
 KINDS = {f".{kind}": kind for kind in ("tsv", "csv", "jsonl", "parquet")}
 KINDS |= {".txt": "tsv", ".ndjson": "jsonl"}
-LONGEST_CELL = 2**31 - 1  # of a CSV file; TSV and JSON have no limit
+LONGEST_CELL = 2**31 - 1  # limit for CSV files; TSV and JSON have no limit
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as CSV quotes it, with a quote inside
 logger = logging.getLogger(__name__)
 Cells = Iterator[tuple[int, list[str] | RowProblem]]
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the format of a file by its suffix (a value of KINDS), ignoring .gz, or None."""
+    """Return the format of a file (a value of KINDS) by its suffix, ignoring .gz. Return None for an unknown suffix."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
     return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet is compressed
 
 
 def known_kind(path: Path) -> str:
-    """Return the format of a data file, as data_kind does. ValueError for an unknown suffix."""
+    """Return the format of a data file (see data_kind). Raise ValueError if its suffix is unknown."""
     if (kind := data_kind(path)) is None:
         suffixes = f"{', '.join(KINDS)}; all but parquet may be followed by .gz"
         raise ValueError(f"{path}: unknown format; the suffix must be one of {suffixes}")
@@ -45,8 +46,9 @@ def known_kind(path: Path) -> str:
 
 
 def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
-    """Yield (number from 1, line) for each line of a text file, plain or .gz; the line is None if it cannot
-    be decoded. `ends` keeps line ends. Only a line feed ends a line, because texts may contain U+2028 etc."""
+    """Yield (number from 1, line) for each line of a text file, plain or .gz. A line that cannot be decoded is yielded
+    as None. With `ends`, lines keep their line ends. Only a line feed ends a line, because texts may contain other line
+    separators, such as U+2028."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -68,7 +70,7 @@ def _tsv_cells(path: Path) -> Cells:
         cells = line.split("\t") if line else []
         if line and not warned and '""' in line and any(map(QUOTED.fullmatch, cells)):
             warned = True
-            advice = "quotes are part of the text: if the table has quoted cells, save it as .csv"
+            advice = "quotes are part of the text: if the table has quoted cells, save it as a .csv file"
             logger.warning("%s, line %d: in TSV files, %s", path, number, advice)
         yield number, RowProblem("not UTF-8") if line is None else cells
 
@@ -77,7 +79,7 @@ def _csv_cells(path: Path) -> Cells:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path, ends=True):
             if line is None:  # a line cannot be skipped, because it may be part of a quoted cell
-                raise ValueError(f"{path}, line {number}: not UTF-8")
+                raise ValueError(f"{path}, line {number}: not UTF-8; save the file in UTF-8")
             yield line
 
     reader, record = csv.reader(lines(), strict=True), cast(Any, ())
@@ -108,8 +110,8 @@ def _table_rows(where: str, records: Cells) -> Rows:
             if len({*names}) < len(names):
                 raise ValueError(f"{place}: the header has a duplicate column name: {names!s:.200}")
             if sum(name.count("\t") for name in names) >= len(names):
-                advice = "rename it to .tsv, with a first line that names the columns (the job "
-                advice += "prepare reads STS-B's files, which lack this line)"
+                advice = "rename the file to .tsv, and check that its first line names the columns "
+                advice += "(STS-B's files lack this line: use the job prepare)"
                 raise ValueError(f"{place}: this .csv file has tabs instead of commas: {advice}")
             if len(names) == 1 and ";" in names[0]:
                 hint = ": separate them with commas, not with ;"
@@ -120,7 +122,7 @@ def _table_rows(where: str, records: Cells) -> Rows:
 
 
 def json_rows(path: Path, where: str) -> Rows:
-    """Yield the rows of a file (with any suffix) that has one JSON object per line."""
+    """Yield the rows of a file (with any suffix) that contains one JSON object per line."""
     return ((f"{where} {number}", _json(line)) for number, line in text_lines(path))
 
 
@@ -144,7 +146,7 @@ def _json(line: str | None) -> dict[str, Any] | RowProblem:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError(f"duplicate key among {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"duplicate key: the keys are {', '.join(name for name, _ in pairs)}")
     return fields
 
 
@@ -169,12 +171,12 @@ def _parquet_rows(path: Path, where: str) -> Rows:
     except Exception as error:  # pyarrow raises many kinds of errors for damaged data
         if isinstance(error, OSError) and error.errno:
             raise
-        raise ValueError(f"{path}, after {place.rpartition(', ')[2]}: {error}") from error
+        raise ValueError(f"{path} cannot be read after {place.rpartition(', ')[2]}: {error}") from error
 
 
 def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mapping[str, Any]) -> Rows:
-    """Yield the rows of batches, each {column: values}, with class names instead of class numbers, because each dataset
-    has its own numbers."""
+    """Yield the rows of batches, where each batch is {column: values}. Class numbers are replaced by class names,
+    because each dataset numbers its classes in its own way."""
     classes = {column: kind for column, kind in features.items() if hasattr(kind, "int2str")}
     number = 0
     for batch in batches:
@@ -188,8 +190,8 @@ def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mappi
 
 
 def read_rows(path: Path, where: str = "") -> Rows:
-    """Yield the rows of a data file. Error messages name the place `where`, by default the path.
-    ValueError if the whole file is invalid (damaged .gz, no header)."""
+    """Yield the rows of a data file. Error messages name the file as `where`, by default with its path. Raise
+    ValueError if the whole file is invalid (a damaged .gz file, an invalid header)."""
     if (kind := known_kind(path)) == "parquet":
         return _parquet_rows(path, f"{path}, row")
     where = where or f"{path}, line"
@@ -199,8 +201,7 @@ def read_rows(path: Path, where: str = "") -> Rows:
 
 
 def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows atomically in the format of the suffix. ValueError for a value that the
-    format cannot store."""
+    """Write rows atomically, in the format of the suffix. Raise ValueError for a value that the format cannot store."""
     path = Path(path)
     kind = known_kind(path)
     with replacing(path) as temporary:
@@ -233,21 +234,20 @@ def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) ->
 
 
 def _in_json(value: Any) -> Any:
-    """Convert parquet's types that JSON lacks: decimals to numbers, dates and times to ISO 8601."""
+    """Convert a value whose type JSON does not support: a decimal to a number, a date or time to an ISO 8601 string."""
     if isinstance(value, Decimal):
         return float(value)
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    raise ValueError(f"a JSONL file cannot store {value!r:.200}: write .parquet instead")
+    raise ValueError(f"a JSONL file cannot store {value!r:.200}: write a .parquet file instead")
 
 
 def cell(value: Any, kind: str) -> str:
-    """Format a value as a TSV or CSV cell, floats with all digits. ValueError if that is
-    impossible."""
+    """Format a value as a TSV or CSV cell, floats with all digits. Raise ValueError if the format cannot store it."""
     text = "" if value is None else str(value)
     if isinstance(value, (list, dict)):
-        raise ValueError(f"a {kind} file cannot store {text:.200}: write .jsonl instead")
+        raise ValueError(f"a {kind} file cannot store {text:.200}: write a .jsonl file instead")
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
         problem = "a TSV cell cannot store tabs and line breaks"
-        raise ValueError(f"{problem}, as in {text!r:.200}: write .jsonl or .parquet")
+        raise ValueError(f"{problem}, as in {text!r:.200}: write a .jsonl or .parquet file")
     return text

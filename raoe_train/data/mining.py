@@ -24,9 +24,9 @@ Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examp
 
 
 def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
-    """Read labelled sentences or pairs. The result has columns text (the sentence, or the first of
-    a pair), second (only for pairs), label (as in the file) and split (default ""). `options`:
-    columns and on_error of read_pairs."""
+    """Read labelled sentences or pairs. The result contains the columns text (the sentence, or the first of a pair),
+    second (only for pairs), label (as in the file) and split ("" by default). `options` are columns and on_error of
+    read_pairs."""
     opened = Source(source, **options)
 
     def parse(row: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """Remove duplicate texts, and texts with several labels. Return (remaining rows, `counts` plus removed rows)."""
+    """Remove duplicate texts, and texts with several labels. Return (remaining rows, updated `counts`)."""
     texts, labels = data["text"][:], data["label"][:]
     first_row: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first_row.setdefault(text, k)] != labels[k]}
@@ -54,7 +54,7 @@ def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """For each of n sentences, the neighbours with a cosine above a threshold, the nearest first."""
+    """For each of n sentences, its neighbours (sentences whose cosine is above a threshold), nearest first."""
 
     own: np.ndarray  # [n, k] indices of sentences of the same class
     others: np.ndarray  # [n, k] indices of sentences of other classes
@@ -73,8 +73,8 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices of an anchor, a neighbour of its class and a neighbour of another class; number of
-    triplets before `draw`)."""
+    """Combine each sentence with a neighbour of its class and a neighbour of another class. Return ([m, 3] indices of
+    the sentence and the two neighbours, number of triplets before `draw`)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -85,8 +85,9 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """Return ([m, 3] indices of a sentence and a neighbour, and 1 for the same class, else 0; number of pairs before
-    `draw`). Without `others`, return only pairs of the same class. Mutual neighbours are returned as one pair."""
+    """Pair each sentence with its neighbours. Return ([m, 3] pairs, number of pairs before `draw`). A pair consists of
+    the indices of its sentences, and 1 if the sentences are of the same class, else 0. Without `others`, return only
+    pairs within a class. Two sentences that are neighbours of each other form only one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:
@@ -102,8 +103,8 @@ def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, in
 
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
-    """Draw distinct pairs, half within a class and half across classes. Return ([m, 3] indices of two sentences, and 1
-    for the same class, else 0; number of possible pairs). Unlike this, SetFit (Tunstall et al. 2022) repeats pairs."""
+    """Draw random pairs of sentences, half within a class and half across classes. Unlike SetFit (Tunstall et al.
+    2022), do not repeat pairs. Return ([m, 3] pairs as in the function `pairs`, number of possible pairs)."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same_class = [(place, place) for place in members]
     mixed_class = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]
@@ -125,7 +126,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
 
 
 def example_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield [m, 3] examples as rows with two or three columns, with texts instead of indices."""
+    """Yield each of the [m, 3] examples as a row with two or three columns, in which texts replace the indices."""
     for numbers in examples.tolist():
         row = dict(zip(columns, numbers, strict=False))
         yield {name: n if name in ("label", "score") else texts[n] for name, n in row.items()}

@@ -1,4 +1,4 @@
-"""Read sentence pairs with scores or NLI labels, Conditional STS, and pairs for the job `score`."""
+"""Read sentence pairs with scores or NLI labels, rows of Conditional STS (C-STS), and pairs for the job `score`."""
 
 import os
 import pickle
@@ -78,8 +78,8 @@ def pair_table(
     any_labels: bool = False,
     **options: Any,
 ) -> Table:
-    """Read pairs as read_pairs does. Return (table, counts). `names`: columns to keep, which must
-    exist; None keeps all. `any_labels` ignores labels of scored pairs. `options`: columns and
+    """Read pairs as read_pairs does. Return (table, counts). `names` lists the columns to keep, which must exist; None
+    keeps all columns. With `any_labels`, labels of scored pairs are ignored. `options` are the arguments columns and
     on_error of read_pairs."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must contain only {', '.join(map(repr, OPTIONAL))}; got {unknown}")
@@ -111,38 +111,38 @@ def pair_table(
 
 
 def _refuse_number(column: str, value: Any) -> None:
-    """Raise RowProblem for a label that could also be a score."""
+    """Raise RowProblem for a numeric label, because it could also be a score."""
     if as_word(value).removesuffix(".0").isdigit():
         raise RowProblem(
-            f"{column} is {value}, and there is no score: if the numbers are scores, set columns "
-            f"score={column}; if they are classes, map them (larger = less related) with labels "
-            f'{{"1": 0, "0": 1}}'
+            f"{column} is {value}, and there is no score. If the numbers are scores, use --data.columns "
+            f"score={column}. If they are classes, map them to raoe's classes (larger = less related), "
+            "for example with --data.labels 1=0 0=1"
         )
 
 
 def is_conditional(prompt: str | None) -> bool:
-    """Whether a prompt has a field {condition}."""
+    """Return whether a prompt contains the field {condition}."""
     return "{condition}" in (prompt or "")
 
 
 def split_conditional(prompt: str) -> tuple[str, str]:
-    """Split a prompt at {text}. The second part, which has no {condition}, is added by the encoder. BeLLM's
-    prompt (Li and Li 2024, section 5.1): 'Given the context {condition}, summarize the sentence {text} in one word:"'.
+    """Split a prompt at {text}. The encoder adds the part after {text}, which contains no {condition}. BeLLM (Li and Li
+    2024, section 5.1) uses the prompt 'Given the context {condition}, summarize the sentence {text} in one word:"'.
     """
     fields = re.findall(r"{(.*?)}", prompt)
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
         names = ", ".join(f"{{{name}}}" for name in fields) or "none"
-        rule = "the fields {condition} and then {text}, and no others"
-        raise ValueError(f"prompt {prompt!r} must have {rule}; it has {names}")
+        rule = "the fields {condition} and {text}, in this order, and no others"
+        raise ValueError(f"prompt {prompt!r} must contain {rule}; it contains {names}")
     prefix, _, suffix = prompt.partition("{text}")
     return prefix, suffix
 
 
 def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **options: Any) -> Table:
-    """Read C-STS rows (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts) as sentence1, sentence2 and, if
-    `scored`, score (their label, 1 to 5). Rows with hidden labels (-1, in the test set) are malformed. Each sentence
-    starts with the part of `prompt` before {text}, with the row's condition filled in; the encoder adds the part after
-    {text}."""
+    """Read C-STS rows (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts) into the columns sentence1,
+    sentence2 and, if `scored`, score (the row's label, from 1 to 5). Rows with a hidden label (-1, as in the test set)
+    are malformed. Each sentence starts with the part of `prompt` before {text}, in which the row's condition is filled
+    in. The encoder adds the part after {text}."""
     template, _ = split_conditional(prompt)
     opened = Source(source, **options)
 
@@ -159,7 +159,7 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
 def _conditional_label(column: str, value: Any) -> float:
     score = parse_score(column, value)
     if score == -1:
-        raise RowProblem(f"{column} -1 is a hidden label: such rows cannot be used for training or evaluation")
+        raise RowProblem(f"{column} is -1, which marks a hidden label: such rows cannot be used to train or evaluate")
     if not 1 <= score <= 5:
         raise RowProblem(f"{column} must be from 1 to 5, got {score:g}", reason="bad label")
     return score
@@ -168,8 +168,8 @@ def _conditional_label(column: str, value: Any) -> float:
 def read_scored(
     source: str | os.PathLike[str], prompt: str | None, *, labels: LabelMap | None = None, **options: Any
 ) -> "Dataset":
-    """Read scored pairs for a dev or test set, or C-STS rows if `prompt` has a {condition}.
-    ValueError if all scores are equal."""
+    """Read scored pairs for a dev or test set, or C-STS rows if `prompt` contains {condition}. Raise ValueError if all
+    scores are equal."""
     if not is_conditional(prompt):
         pairs, _ = pair_table(source, require=("score",), labels=labels, any_labels=True, **options)
     else:
@@ -180,12 +180,14 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs to score, and the input's other columns, which the output keeps. Rows without a
-    gold label are kept. ValueError for a value that the format `kind` cannot represent, and for a
-    column in `added` that already exists.
+    """The pairs to score, and the input's other columns, which are copied to the output. Rows without a gold label are
+    kept. Raise ValueError if the format `kind` cannot store a value, or if a column in `added` already exists.
 
-    Attributes: `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] NLI labels, -1 if
-    missing), `columns` (all, in order) and `left_out` ({reason: skipped rows}).
+    Attributes:
+        pairs: Dataset of sentence1 and sentence2.
+        labels: [n] NLI labels, -1 if missing.
+        columns: names of all columns, in order.
+        left_out: {reason: number of skipped rows}.
     """
 
     def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
@@ -207,11 +209,10 @@ class PairsToScore:
         table = to_table(opened.parse(parse))
         self.left_out = opened.counts(len(table), "pair to score")["dropped"]
         if clashes := [name for name in added if name in columns]:
-            problem = f"already has a column {', '.join(clashes)}"
-            raise ValueError(f"{data.input} {problem}: rename or remove it first")
+            raise ValueError(f"{data.input} already has a column {', '.join(clashes)}: rename or remove it first")
         self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
         self.labels, self.columns = np.array(table["label"][:]), [*columns]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the fields of each row."""
+        """Yield each row with all of its columns."""
         return (pickle.loads(row["fields"]) for row in self._fields)

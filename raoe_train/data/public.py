@@ -1,6 +1,6 @@
-"""Find and read the public data sets of public.yaml. SentEval's folders (Conneau and Kiela 2018)
-must have the layout that data/downstream/get_transfer_data.bash of
-https://github.com/facebookresearch/SentEval writes."""
+"""Find and read the public data sets that public.yaml lists. SentEval's folders (Conneau and Kiela 2018) must have the
+layout that the script data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval
+creates."""
 
 import re
 from collections import Counter
@@ -30,8 +30,8 @@ PAPERS = {
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return {set: its entry in public.yaml} for names of sets, and for all sets of a named
-    paper."""
+    """Return {data set: its entry in public.yaml}. Each name is a data set, or a paper, which stands for all of its
+    data sets."""
     catalog = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     entries: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -44,9 +44,9 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[str, Splits]:
-    """Find a set and return (its location, its splits). Locations are tried in this order: the publishers'
-    files, SentEval's folders and clones of hub repositories (OWNER/NAME or NAME), all below `copies`,
-    then the hub. ValueError if no location has the set."""
+    """Find a public data set. Return (its location, its splits). The folder `copies` is searched for the publishers'
+    files, then for SentEval's folders, then for clones of hub repositories (OWNER/NAME or NAME). If `copies` does not
+    contain the data set, it is read from the hub. Raise ValueError if no location contains the data set."""
     files = entry.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
@@ -63,7 +63,7 @@ def find_public(name: str, entry: dict[str, Any], copies: Path | None) -> tuple[
         sources[split] = f"hub:{path}#{part}"
     if not sources:
         parts = ", ".join(file.partition("#")[0] for file in files.values()) or "SentEval's folder"
-        advice = f"download {parts} from {entry['page']} to DIR and use --copies DIR"
+        advice = f"download {parts} from {entry['page']} to a folder DIR, and pass --copies DIR"
         raise ValueError(f"{name} is not on a hub: {advice}")
     return place, sources
 
@@ -74,8 +74,8 @@ def _file(path: Path) -> Rows | str:
 
 
 def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
-    """Return the rows of a set in SentEval's layout (see public.yaml), or None if it has no folder in
-    any of ROOTS below `folder`."""
+    """Return {split: rows} of a data set in SentEval's layout (see public.yaml), or None if `folder` and its subfolders
+    in ROOTS do not contain the data set."""
     bases = [folder / root / layout["folder"] for root in ROOTS]
     base = next((each for each in bases if each.is_dir()), None)
     if base is None:
@@ -95,7 +95,7 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
 
 
 def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
-    """Read a file of SentEval. The scores of STS pairs are in another file."""
+    """Read a file of SentEval. The scores of STS pairs are read from a separate file."""
     lines, scores = [*text_lines(path, layout.get("encoding", "utf-8"))], list[Any]()
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     if "subsets" in layout:
@@ -122,8 +122,8 @@ def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
 
 
 def public_rows(entry: dict[str, Any], splits: Splits, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all splits, with raoe's column names and the split's name, if any. Count
-    dropped rows."""
+    """Yield the rows of all splits, with raoe's column names and, if the split has a name, a column split. Count
+    dropped rows in `left_out`."""
     known: dict[str, Callable[[str, Any], Any]] = {"score": parse_score, "label": _label, "subset": parse_word}
     readers = {name: known.get(name, parse_sentence) for name in (*entry["columns"], "subset")}
 
@@ -142,5 +142,5 @@ def public_rows(entry: dict[str, Any], splits: Splits, left_out: Counter[str]) -
 
 def _label(column: str, value: Any) -> str:
     if (word := as_word(value)) in NO_GOLD_LABEL:
-        raise RowProblem(f"{column} is {value!r}", reason="no gold label")
+        raise RowProblem(f"{column} is {value!r}: the row has no gold label", reason="no gold label")
     return word

@@ -1,5 +1,4 @@
-"""Read rows of an anchor, a positive and any number of negatives, and lists of ranking
-sentences."""
+"""Read rows with an anchor, a positive and any number of negatives, and read lists of ranking sentences."""
 
 import ast
 import functools
@@ -46,25 +45,24 @@ def row_table(
     num_negatives: int | None = None,
     keep_all: bool = False,
 ) -> Table:
-    """Read rows of an anchor, a positive and any number of negatives, or build such rows from NLI
-    pairs. docs/data.md lists the formats.
+    """Read rows with an anchor, a positive and any number of negatives, or build such rows from NLI pairs. For the
+    formats, see docs/data.md.
 
-    Each positive of a query becomes one row. A negative is left out if it equals the query or any
-    positive of the query. If there are more than num_negatives negatives, num_negatives of them are
-    drawn at random with a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query.
-    With keep_all, for evaluation, every text stays in its row: a row without a positive has None,
-    and nothing is drawn or left out.
+    Each positive of a query becomes a separate row. A negative is left out if it equals the query or any positive of
+    the query. If a row contains more than num_negatives negatives, num_negatives of them are drawn at random with a
+    fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query. With keep_all, which
+    evaluation uses, no text is left out, and a row without a positive gets None as its positive.
 
-    NLI pairs are grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021,
-    section 4). `pairing` "one" pairs the first entailed with the first contradicting hypothesis in
-    file order (the positive of a second triplet would be an in-batch negative of the first); "zip"
-    pairs the i-th entailed with the i-th contradicting hypothesis; "all" makes every combination.
+    NLI pairs are grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). With
+    `pairing` "one", a premise gives only one triplet, with its first entailed and its first contradicting hypothesis in
+    file order. The positive of a second triplet would be an in-batch negative of the first triplet. With `pairing`
+    "zip", the i-th entailed and the i-th contradicting hypothesis form a triplet. With `pairing` "all", every
+    combination forms a triplet.
 
-    The result has the columns anchor, positive, negative, negative_2, … (None for missing
-    negatives) and, with `neutral`, a neutral text. For other arguments, see read_pairs. Dropped
-    rows are counted by reason, such as "no positive", "duplicate hypothesis" (a repeated NLI pair)
-    and "surplus" (not used by `pairing`). Texts that are dropped from the remaining rows are
-    counted under "texts".
+    The result contains the columns anchor, positive, negative, negative_2, … and, with `neutral`, the column neutral.
+    Missing negatives are None. For other arguments, see read_pairs. Dropped rows are counted by reason, such as "no
+    positive", "duplicate hypothesis" (a repeated NLI pair) and "surplus" (not used by `pairing`). Texts that are
+    dropped from the remaining rows are counted under "texts".
     """
     label_map, opened = _nli_labels(labels), Source(source, columns, on_error)
     is_nli: bool | None = None  # decided by the first row
@@ -126,14 +124,14 @@ class _Parsed:
 def _nli_labels(labels: Any) -> dict[str, int | None]:
     label_map: Any = resolve_labels(labels)
     if not {*label_map.values()} <= {*NLI_LABELS.values(), None}:
-        classes = "0 (entailment), 1 (neutral) or 2 (contradiction)"
-        raise ValueError(f"labels must map to {classes}; got {labels}")
+        classes = "0 (entailment), 1 (neutral), 2 (contradiction) or null"
+        raise ValueError(f"labels must map each label to {classes}; got {labels}")
     return label_map
 
 
 def _to_table(rows: Iterable[Row], width: int, neutral: bool) -> Any:
-    """Write each positive of each row into a row of a table. Missing negatives are None. Rows have at most `width`
-    negatives; columns that no row uses are left out."""
+    """Create a table with a separate row for each positive of each row. Missing negatives are None. No row has more than
+    `width` negatives; columns of negatives that no row uses are removed."""
     numbered = ["negative", *(f"negative_{number}" for number in range(2, width + 1))][:width]
     names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
     cells = (
@@ -147,9 +145,9 @@ def _to_table(rows: Iterable[Row], width: int, neutral: bool) -> Any:
 
 
 def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
-    """Return a dataset in the form that a loss reads. Rows with lists of texts become plain rows. `by_name` orders the
-    columns of rows: anchor, positive, negatives, neutral. `classes` renumbers NLI labels, because a ClassLabel column
-    may number its classes differently. `name` is the dataset's name in error messages."""
+    """Convert a dataset to the form that a loss reads. Rows with lists of texts become rows of single texts. With
+    `by_name`, columns of rows are reordered to anchor, positive, negatives, neutral. With `classes`, NLI labels are
+    renumbered, because a ClassLabel column may number its classes differently. `name` is used in error messages."""
     from datasets import Features, Value
 
     if getattr(data, "column_names", None) is None:
@@ -179,7 +177,7 @@ def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
 
 
 def columns_in_order(data: Any) -> list[str]:
-    """Return the names of a dataset's columns, or of those that its transform (set_transform) returns, in order."""
+    """Return the ordered names of a dataset's columns, or of the columns that its transform (set_transform) returns."""
     names = [*data[:1]] if _transform_of(data) and len(data) else getattr(data, "column_names", None) or []
     return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
 
@@ -190,7 +188,7 @@ def _transform_of(data: Any) -> Any:
 
 
 def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool:
-    """Whether a source's first rows have an anchor, and are not NLI pairs. If sentence1 is the
+    """Return whether the columns `present` include an anchor, so that the rows are not NLI pairs. If sentence1 is the
     anchor, add it to `mapping`."""
     roles = {"anchor", "positive", "negative", "neutral"}
     if roles & {*mapping} or {*NAMES["anchor"]} & {*present}:
@@ -225,7 +223,7 @@ def _by_role(row: dict[str, Any], columns: Columns, neutral: bool) -> Row:
 
 @functools.lru_cache(maxsize=16)
 def _negatives(columns: Columns, present: tuple[str, ...]) -> list[str]:
-    """Return the columns of negatives, in order."""
+    """Return the names of the columns that contain negatives, in order."""
     names = [name for name in present if re.fullmatch(r"negative_\d+", name)]
     names.sort(key=lambda name: int(name[9:]))
     if first := columns.column(present, "negative", False):
@@ -237,14 +235,14 @@ def _negatives(columns: Columns, present: tuple[str, ...]) -> list[str]:
 def _is_relevant(column: str, value: Any) -> bool:
     word = as_word(value).lower()
     if word not in ("0", "1", "false", "true"):
-        rule = "a row of a query and a text needs 1 (positive) or 0 (negative)"
+        rule = "a row with one query and one text needs 1 (positive) or 0 (negative)"
         advice = "to ignore the column, set --data.columns relevance=none"
         raise RowProblem(f"{column} is {value!r}, but {rule}; {advice}", reason="bad relevance")
     return word in ("1", "true")
 
 
 def _parse_texts(column: str, value: Any) -> list[str]:
-    """Return the texts in a cell, which holds a list or a single text. Return [] for an empty single text."""
+    """Return the texts in a cell, which contains a list or a single text. Return [] for an empty single text."""
     if value is None or value == "":
         return []
     # a string may be a list of a CSV file, or a single text
@@ -265,8 +263,9 @@ def _parse_texts(column: str, value: Any) -> list[str]:
 def _usable(
     parsed: _Parsed, most: int | None, dropped: Counter[str], left_out: Counter[str]
 ) -> tuple[Iterator[Row], int]:
-    """Drop false negatives and unusable positives. Return (rows, the largest number of negatives that they can have).
-    Reading the rows counts dropped rows in `dropped`, and dropped texts in `left_out`, by reason."""
+    """Drop positives that equal the query, and negatives that equal the query or one of its positives. Return (an
+    iterator over the usable rows, an upper bound for the number of negatives of a row). The iterator counts dropped
+    rows in `dropped`, and dropped texts in `left_out`, by reason."""
     known: dict[str, set[str]] = {}  # {query in several rows: the query and all of its positives}
     shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
     seen, repeated = set[int](), set[int]()  # hashes, because they need less memory than queries
@@ -304,7 +303,8 @@ def _usable(
 
 
 def _combine(pairs: Iterable[Any], classes: Sequence[str], pairing: str, dropped: Counter[str]) -> list[Row]:
-    """Build triplets, in the order in which their premises appear in the file. Count dropped rows by reason."""
+    """Build triplets from NLI pairs, in the order in which their premises appear in the file. Count the dropped rows in
+    `dropped`, by reason."""
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
         premises.setdefault(premise, {}).setdefault(hypothesis, []).append(label)
@@ -332,14 +332,13 @@ def _combine(pairs: Iterable[Any], classes: Sequence[str], pairing: str, dropped
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences, the source sentence first, as a column `sentences`. A repeated id is
-    an error."""
+    """Read lists of sentences into a column `sentences`, with the source sentence first. A repeated id is an error."""
     ids = set[str]()
 
     def parse(row: dict[str, Any]) -> dict[str, Any]:
         sentences, name = read_list(row), row.get("id")
         if name is not None and str(name) in ids:
-            raise RowProblem(f"id {name!r} is already used above", reason="duplicate id")
+            raise RowProblem(f"id {name!r} is already used in an earlier row", reason="duplicate id")
         ids.add(str(name))
         return sentences
 
@@ -347,9 +346,9 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
 
 def read_list(row: dict[str, Any]) -> dict[str, list[str]]:
-    """Return {"sentences": the list of a row}. In the column list_sent of the paper's published
-    data, each list is a string. A list with an empty sentence is malformed, because removing this
-    sentence would change the ranks of the other sentences."""
+    """Return the list in a row as {"sentences": list}. In the published data of the ranking-sentences paper, the column
+    list_sent contains each list as a string. A list with an empty sentence is malformed, because removing this sentence
+    would change the ranks of the other sentences."""
     sentences = row.get("sentences", row.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:

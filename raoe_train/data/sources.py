@@ -1,5 +1,5 @@
-"""Read rows of a file, the built-in corpus, a dataset on a hub, a Dataset, a DataFrame or a pool, and count malformed
-and dropped rows."""
+"""Read rows from data sources, and count malformed and dropped rows. A source is a file, the built-in corpus, a dataset
+on a hub, a Dataset, a DataFrame or a pool of sources."""
 
 import itertools
 import logging
@@ -29,7 +29,7 @@ Table = tuple["Dataset", Counts]
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a data file. FileNotFoundError if it does not exist, ValueError if it is not a data file."""
+    """Return the path of a data file. Raise FileNotFoundError if it is missing, ValueError if it is not a data file."""
     path = Path(name).expanduser()
     if not path.exists():
         advice = "for a dataset on a hub, write hub:OWNER/NAME#SPLIT"
@@ -39,7 +39,7 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
         advice += 'pairs to a .jsonl file, with a line {"query": TEXT, "pos": [TEXT, …]} for each query'
         raise ValueError(f"{str(path)!r} is a folder in BEIR's layout: {advice}")
     if path.is_dir():
-        advice = "convert a saved Dataset with to_parquet()"
+        advice = "if it is a saved Dataset, convert it with Dataset.to_parquet()"
         raise ValueError(f"{str(path)!r} is a folder, not a data file: {advice}")
     if not path.is_file():
         raise ValueError(f"{path} is a pipe or a device, which can be read only once: use a file")
@@ -48,14 +48,14 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 
 
 def is_benchmark_folder(name: str | os.PathLike[str]) -> bool:
-    """Whether a name, perhaps with #SPLIT, is a folder in BEIR's layout."""
+    """Return whether `name`, with or without #SPLIT, is a folder in BEIR's layout."""
     folder = Path(str(name).partition("#")[0]).expanduser()
     return any((folder / f"corpus.jsonl{suffix}").is_file() for suffix in ("", ".gz"))
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source is a file: it has no prefix hub:, and exists or has a data suffix, a `#` or
-    a path separator."""
+    """Return whether a source is a file. A name is a file if it exists, or if it contains a data suffix, a `#` or a
+    path separator. Names of the built-in corpus and names with the prefix hub: are not files."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or is_builtin(name):
@@ -65,22 +65,22 @@ def is_file(name: str | os.PathLike[str]) -> bool:
 
 
 def is_builtin(name: Any) -> bool:
-    """Whether a source is a part of the built-in corpus."""
+    """Return whether a source is part of the built-in corpus."""
     return isinstance(name, str) and name.partition("#")[0] in BUILTIN
 
 
 def file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Return (path, split or "") of a source that is a file, as existing_file does."""
+    """Split the name of a data file into (path, split or ""). For errors, see existing_file."""
     text = os.fspath(name)  # a # may be part of the file's name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:
-    """Split a pool SOURCE+SOURCE into its sources. For a name that is not a pool, return [name]."""
+    """Split a pool SOURCE+SOURCE into its sources. If the name is not a pool, return [name]."""
     text = os.fspath(name)
     if not text:
-        raise ValueError("the name of a source is empty: use FILE, FILE#SPLIT or the name of a dataset on a hub")
+        raise ValueError("the name of a data source is empty: use FILE, FILE#SPLIT or hub:OWNER/NAME#SPLIT")
     if any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0])):
         return [text]
     parts = text.split("+")
@@ -91,8 +91,8 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
 
 
 def _open(name: Any, split_column: str) -> Rows:
-    """Return the rows of a source: a name, a Dataset or a DataFrame. An unknown split raises an error only when rows
-    are read."""
+    """Return the rows of a source, which is a name, a Dataset or a DataFrame. An unknown split raises an error only
+    when rows are read."""
     if not isinstance(name, (str, os.PathLike)):
         return _dataset_rows(f"{type(name).__name__}, row", name)
     if len(parts := pool(name)) > 1:
@@ -109,8 +109,8 @@ def _open(name: Any, split_column: str) -> Rows:
 
 
 class Source:
-    """A source of rows, which can be read once, and the numbers of dropped rows by reason. For `columns` and
-    `on_error`, see read_pairs."""
+    """A source of rows that can be read only once and that counts dropped rows by reason. For `columns` and `on_error`,
+    see read_pairs."""
 
     def __init__(self, source: Any, columns: Any = None, on_error: str = "raise") -> None:
         if on_error not in ("raise", "skip"):
@@ -125,8 +125,8 @@ class Source:
         self.place = ""  # of the current row, such as "a.tsv, line 2"
 
     def parse(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
-        """Yield parse(row) for each usable row. `parse` raises RowProblem for other rows. ValueError, with file and
-        line, for a malformed row unless on_error is "skip"."""
+        """Yield parse(row) for each usable row. `parse` raises RowProblem for the other rows. Raise ValueError, with
+        file and line, at a malformed row, unless on_error is "skip"."""
         for place, row in self.rows:
             self.place = place
             try:
@@ -146,7 +146,7 @@ class Source:
                 yield result
 
     def counts(self, kept: int, noun: str, advice: str = "") -> Counts:
-        """Return the counts after reading. ValueError with `advice` if no row was kept."""
+        """Return the counts after reading. Raise ValueError with `advice` if no row was kept."""
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
         counts = {"read": kept + sum(dropped.values()), "kept": kept, "dropped": dropped}
         if not kept:
@@ -166,7 +166,7 @@ class Source:
         return table, counts
 
     def first_columns(self) -> list[str]:
-        """Return the columns of the first row; with on_error "skip", of the first readable row."""
+        """Return the columns of the first row. With on_error "skip", use the first row that can be read."""
         for columns in self.parse(list):
             return columns
         self.counts(0, "row")  # raises ValueError
@@ -174,8 +174,8 @@ class Source:
 
 
 def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = None) -> "Dataset":
-    """Convert rows with the same columns to a table. A table of more than LARGE bytes is kept in a temporary file.
-    `types` is {column: name of a pyarrow type}. Without it, the first BATCH values of a column determine its type."""
+    """Convert rows with the same columns to a table. A table of more than LARGE bytes is stored in a temporary file.
+    `types` is {column: name of a pyarrow type}. By default, the first BATCH values of a column determine its type."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint, get_temporary_cache_files_directory
@@ -200,7 +200,7 @@ def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = N
 
 
 class Texts:
-    """Iterable over all sentences in datasets whose columns hold texts or lists of texts; it can be read repeatedly."""
+    """Iterable over all sentences of datasets with columns of texts or lists of texts. It can be read repeatedly."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
@@ -215,21 +215,21 @@ class Texts:
 
 
 def roles_in(name: Any, mapping: Mapped) -> set[str]:
-    """Return raoe's names (see NAMES) for the columns of a source's first row."""
+    """Return raoe's names (see NAMES) that match the columns of a source's first row."""
     source = Source(name, mapping, "skip")
     present, mapped = {*source.first_columns()}, source.columns.mapping
     return {role for role, names in NAMES.items() if present & {*([mapped[role]] if role in mapped else names)}}
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
-    """Return `mapping` without the columns that the first row of a source lacks: they belong to other files."""
+    """Return `mapping` without columns that the first row of a source lacks, because they belong to other files."""
     present = {None, *(Source(name, on_error="skip").first_columns() if mapping else ())}
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
 
 def read_sentences(name: str, columns: Mapped | None = None) -> "Dataset":
-    """Read the sentences of a source in order, as a column `sentence`. Blank lines of a .txt file are kept, so that row
-    i is line i + 1."""
+    """Read the sentences of a source in order, into a column `sentence`. Blank lines of a .txt file are kept, so that
+    row i is line i + 1."""
 
     def rows() -> Iterator[dict[str, str]]:
         for place, sentence in each_sentence(name, columns):
@@ -309,15 +309,15 @@ def _hub_rows(where: str, name: str, split: str) -> Rows:
         if not split and len(dataset) == 1:
             split = next(iter(dataset))
         if split not in dataset:
-            problem = f"{name} has the splits {', '.join(map(str, dataset))}"
-            raise ValueError(f"{problem}: choose one with hub:{name}#SPLIT")
+            splits = ", ".join(map(str, dataset))
+            raise ValueError(f"{name} has the splits {splits}: choose one with hub:{name}#SPLIT")
         dataset = dataset[split]
     yield from _dataset_rows(where, dataset)
 
 
 def labels_of(source: str, data: Data) -> dict[str, int | None] | None:
-    """Return the label map of a section `data` for one of its sources: `labels`, or the entry of `labels` for the
-    file's name ("sick" or "sick.tsv.gz"). ValueError for an entry that matches no source."""
+    """Return the label map for one source of a section `data`. The label map is `data.labels`, or its entry for the
+    file's name (such as "sick" or "sick.tsv.gz"). Raise ValueError if an entry matches no source."""
     if not data.labels or not any(isinstance(entry, dict) for entry in data.labels.values()):
         return data.labels
     names = [_names_of(part) for each in (*data.train, *(data.dev or [])) for part in pool(each)]
@@ -333,6 +333,6 @@ def labels_of(source: str, data: Data) -> dict[str, int | None] | None:
 
 
 def _names_of(source: str) -> list[str]:
-    """Return the names by which data.labels can refer to a source: "sick", "sick.tsv.gz", and the name as written."""
+    """Return the names by which data.labels can refer to a source: "sick", "sick.tsv.gz", or the name as written."""
     base = source.partition("#")[0]
     return [Path(base).name.split(".")[0], Path(base).name, Path(source).name, base, source]

@@ -24,14 +24,14 @@ Neighbours = tuple[np.ndarray, np.ndarray]
 
 
 def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
-    """Encode sentences in groups of similar length, each distinct sentence once. Return [n, d] float32.
+    """Encode sentences in groups of similar length. Each distinct sentence is encoded only once. Return [n, d] float32.
 
     Args:
         model: a SentenceTransformer.
         batch_size: a group has at most batch_size x (length of the longest sentence) tokens.
         options: further arguments of the model's `encode`, such as prompt or task.
 
-    ValueError if there are no sentences, or if an embedding is not finite.
+    Raise ValueError if there are no sentences, or if an embedding is not finite.
     """
     from raoe_train.encoders.lengths import encoding_by_length
 
@@ -51,20 +51,20 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def prompt_of(model: Any, kind: str) -> str | None:
-    """Return a SentenceTransformer's prompt for queries or for documents, else its default prompt, else None."""
+    """Return a model's prompt for queries or documents. If it has none, return its default prompt or None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
 
 
 def refuse_conditional(model: Any, name: str) -> None:
-    """Raise ValueError if a SentenceTransformer has a prompt with a {condition}, which texts alone do not have."""
+    """Raise ValueError if a SentenceTransformer has a prompt with a {condition}, which plain texts do not have."""
     if CONDITIONAL in model.prompts:
-        raise ValueError(f"{name}: the prompt has a {{condition}}, which only train and evaluate support (C-STS)")
+        raise ValueError(f"{name}: the prompt has a {{condition}} (C-STS): only the jobs train and evaluate support it")
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> int:
-    """Print and return how many texts of a source, with their prompt, are longer than a SentenceTransformer's
-    max_seq_length. The default of `prompt` is the model's default prompt."""
+    """Print and return the number of texts that, together with the prompt, exceed a SentenceTransformer's
+    max_seq_length. By default, `prompt` is the model's default prompt."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     limit = getattr(model, "max_seq_length", None)
     if limit is None or not hasattr(tokenizer, "num_special_tokens_to_add"):
@@ -80,16 +80,15 @@ def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None 
             tokens = tokenizer([prompt + text for text in maybe], truncation=False, verbose=False)["input_ids"]
             cut += sum(counts[text] for text, row in zip(maybe, tokens, strict=True) if len(row) > limit)
     if cut:
-        longer = f"{cut} of {total} texts are longer than max_seq_length {limit}"
-        print(f"{source}: {longer}, and are truncated", flush=True)
+        print(f"{source}: {cut} of {total} texts are longer than max_seq_length {limit}, and are truncated", flush=True)
     return cut
 
 
 def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str | None = None) -> Embed:
-    """Create a function that returns a frozen encoder's embeddings of sentences. Its first call loads the encoder, and
-    prints how many of `texts` are truncated. Errors start with `role`, such as "teacher". If the settings have no
-    prompt, the model's own prompt for the `kind` of text (a key of PROMPTS) is used. If the settings have a `second`
-    encoder, unit embeddings of both are concatenated, so that a cosine is the mean of both encoders' cosines."""
+    """Create a function that encodes sentences with a frozen encoder. The first call loads the encoder, and prints how
+    many of `texts` are truncated. Error messages start with `role`, such as "teacher". If the settings contain no
+    prompt, the model's own prompt for this `kind` of text (a key of PROMPTS) is used. If the settings name a `second`
+    encoder, the unit embeddings of both encoders are concatenated, so that each cosine is the mean of their cosines."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
         members = [embedder(each, role, texts, kind) for each in (first, second)]
@@ -135,8 +134,8 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str) -> Embed:
 
 
 def embeddings(encoder: Encoder, texts: Sequence[str], role: str) -> np.ndarray:
-    """Encode texts as `embedder` does. Return [n, d] float32. The directory encoder.cache stores the embeddings in
-    shards, in one folder per encoder and list of texts."""
+    """Encode texts as `embedder` does. Return [n, d] float32. If the directory encoder.cache is set, it stores the
+    embeddings in shards, with one folder for each encoder and list of texts."""
     if (folder := getattr(encoder, "cache", None)) is None:
         return embedder(encoder, role, texts)(texts)
     return read_parts(embedding_parts(encoder, texts, role, folder, sync=True))
@@ -145,7 +144,7 @@ def embeddings(encoder: Encoder, texts: Sequence[str], role: str) -> np.ndarray:
 def embedding_parts(
     encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path, kind: str | None = None, sync: bool = False
 ) -> list[Path]:
-    """Encode this process's share of the texts. Return the paths of the shards of all processes, see write_parts."""
+    """Encode this process's share of the texts. Return the paths of the shards of all processes (see write_parts)."""
     embed = embedder(encoder, role, texts, kind)
     parts = {"model": recorded(encoder), "texts": digest(list(texts))}
     key = digest(parts | ({"kind": kind} if kind else {}))
@@ -153,7 +152,7 @@ def embedding_parts(
 
 
 def unit_rows(embeddings: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Scale the rows of [n, d] embeddings to norm 1, in a new array or in `out`; zero rows stay zero."""
+    """Scale the rows of [n, d] embeddings to norm 1. The result is a new array or `out`. Zero rows stay zero."""
     unit = np.empty_like(embeddings) if out is None else out
     for start in range(0, len(unit), SORTED):  # in blocks, because norm copies its argument
         rows = embeddings[start : start + SORTED]
@@ -163,7 +162,8 @@ def unit_rows(embeddings: np.ndarray, out: np.ndarray | None = None) -> np.ndarr
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Cosine of each pair of rows in two [n, d] arrays, [n] float64 from -1 to 1; 0 if a row of the pair is zero."""
+    """Return the cosine between row i of one [n, d] array and row i of the other, for all i. The result is [n] float64
+    from -1 to 1, with 0 where a row is zero."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     quotients = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
@@ -171,15 +171,15 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
-    """Find the k nearest candidates of each query, or all candidates if there are fewer. Both arrays have unit rows.
-    Candidate i is texts[i] or, with row_of, texts[row_of[i]], so candidates with equal texts have equal cosines."""
+    """Find the k nearest candidates of each query, or all candidates if there are fewer. All rows have norm 1.
+    Candidate i is texts[i] or, with row_of, texts[row_of[i]], so equal texts have equal cosines."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
     return _concatenate([_best(cosines, k) for cosines in chunks])
 
 
 def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Neighbours, Neighbours]:
-    """For each of [n, d] unit rows, find the k nearest other rows of the same class, and the k nearest rows of all
-    other classes together. `classes` is [n] integers."""
+    """For each row, find the k nearest other rows of the same class, and the k nearest rows among all other classes.
+    `unit` contains [n, d] rows of norm 1, and `classes` contains their classes, [n] integers."""
     import torch
 
     class_of = torch.from_numpy(classes)
@@ -193,7 +193,7 @@ def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Nei
 
 
 def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, Any]]:
-    """Yield (index of the first query, [rows, m] cosines of `rows` queries), with up to CHUNK cosines at a time."""
+    """Compute up to CHUNK cosines at a time. Yield (index of the first query, [rows, m] cosines of `rows` queries)."""
     import torch
 
     first, second = (torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)) for rows in (queries, candidates))
@@ -203,7 +203,7 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """Return (columns, cosines) of the k highest cosines in each row. Ties go to the first columns."""
+    """Return (columns, cosines) of the k highest cosines in each row. Break ties in favour of the first columns."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
     tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk selects any of equal values

@@ -1,8 +1,8 @@
-"""Batches by length: encode texts in groups of similar length, each padded to its own longest text, or packed.
+"""Batches by length: encode texts in groups of similar length, which are padded to their longest text or packed.
 
 If batches of NLI data are padded to their longest text, half to nine tenths of their tokens are padding. This module
-sorts the distinct texts of all columns by length and divides them into groups ("runs") with the smallest total cost,
-or packs the texts into one row without padding.
+sorts the distinct texts of all columns by length. It then divides them into groups ("runs") with the smallest total
+cost, or packs them into one row without padding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,19 +28,19 @@ LAYER_SECONDS, GPU_RATES = 3e-3, (3e13, 1.3e14)
 
 
 class Runs(NamedTuple):
-    """A batch in groups of similar length, or in packed rows, on the CPU."""
+    """A batch, on the CPU, as groups of texts of similar length or as packed rows."""
 
     features: list[dict[str, Any]]  # for each run, in the format of the model's `preprocess`
     rows: list[Tensor]  # for each column (B,) int64: indices of its texts among the texts of all runs
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device of a model's weights, or the CPU if it has none."""
+    """Return the device of a model's weights, or the CPU if the model has no weights."""
     return next(model.parameters(), torch.empty(0, device="cpu")).device
 
 
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
-    """Return the fixed cost of a forward pass, as a number of tokens encoded in the same time (estimated on a GPU)."""
+    """Return the fixed cost of a forward pass, as the number of tokens encoded in that time (an estimate on a GPU)."""
     weight: Any = next(model.parameters(), None)
     if weight is None or weight.device.type == "cpu":
         return CPU_FORWARD
@@ -52,7 +52,7 @@ def forward_cost(model: Any, tensor_cores: bool = False) -> int:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How by_length divides texts into groups.
+    """Options for how by_length divides texts into groups.
 
     Args:
         most: maximum number of tokens in a group, including padding. A longer text becomes a group of its own.
@@ -73,7 +73,7 @@ class Grouping:
 
 
 def grouping_for(model: Any, *, tensor_cores: bool = False, **limits: Any) -> Grouping:
-    """Return the grouping for a SentenceTransformer, with the limits `most`, `most_texts` and `multiple`."""
+    """Return the Grouping for a SentenceTransformer. `limits` may contain `most`, `most_texts` and `multiple`."""
     packing = packing_of(model)
     return Grouping(
         packing=packing if isinstance(packing, Packing) else None,
@@ -83,11 +83,12 @@ def grouping_for(model: Any, *, tensor_cores: bool = False, **limits: Any) -> Gr
 
 
 def by_length(columns: Sequence[Mapping[str, Any]], grouping: Grouping) -> Runs | None:
-    """Divide tokenized columns into groups of similar length. Return None for columns that are not tokens (images).
+    """Divide tokenized columns into groups of similar length. Return None for columns without tokens, such as images.
 
-    Equal texts are encoded once. But equal texts within a row are encoded separately, because SimCSE needs two dropout
-    views. Groups are padded on the right. `columns` are outputs of `preprocess`: tensors (B, L) on any device, padded
-    on either side, or for FlashAttention in one row without padding. L may differ between columns.
+    Equal texts are encoded once. However, equal texts within a row are encoded separately, because SimCSE needs two
+    dropout views of a text. Groups are padded on the right. `columns` are outputs of the model's `preprocess`: tensors
+    (B, L) on any device, padded on either side. For FlashAttention, each column is one row without padding. L may
+    differ between columns.
     """
     kinds = [_constants(column) for column in columns]
     if None in kinds:
@@ -108,8 +109,8 @@ def by_length(columns: Sequence[Mapping[str, Any]], grouping: Grouping) -> Runs 
 def _runs_of(
     columns: list[Mapping[str, Any]], kind: dict[str, Any], grouping: Grouping
 ) -> tuple[list[dict[str, Any]], np.ndarray, list[int]]:
-    """Divide columns of one kind into runs. Return (features of the runs, the place of each text of the columns among
-    the texts of the runs, number of texts in each column)."""
+    """Divide columns with the same prompt and task into runs of similar length. Return (features of each run, place of
+    each input text among the texts of all runs, number of texts in each column)."""
     dtypes = {name: value for name, value in kind.items() if isinstance(value, torch.dtype)}
     common = {name: value for name, value in kind.items() if name not in dtypes}
     texts, packing = _texts(columns, [*dtypes]), grouping.packing
@@ -145,7 +146,7 @@ def _runs_of(
 @contextmanager
 def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     """Context manager in which a SentenceTransformer's forward encodes texts by length and returns only embeddings. A
-    run has at most batch_size x (length of the longest text) tokens."""
+    run contains at most batch_size x (length of the longest text) tokens."""
     forward, instance_forward = model.forward, vars(model).get("forward")  # accelerate may set an instance's forward
     grouping = grouping_for(model, most_texts=batch_size)
 
@@ -173,8 +174,8 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
 
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
-    """Context manager in which all runs of a batch share one look-up of word embeddings. Each look-up has a gradient as
-    large as the embedding table. `ids` are the runs' distinct tokens, ascending; with None, no look-up is shared."""
+    """Context manager in which all runs of a batch share one look-up of word embeddings, whose gradient is as large as
+    the embedding table. `ids` are the distinct token ids of the runs, ascending, or None to share nothing."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -196,11 +197,10 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
 
 
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
-    """Cut ascending lengths into runs with the smallest total cost. Return [begin, end) of each run.
-
-    A run of m texts costs m times the length of its longest text, plus `forward`. Dynamic programming over the distinct
-    lengths finds the cheapest cuts. Runs with more than `most` tokens are then cut into equal parts.
-    """
+    """Divide texts, given by their ascending lengths, into runs with the smallest total cost. Return [begin, end) of
+    each run. The cost of a run of m texts is m times the length of its longest text, plus `forward`. Dynamic
+    programming over the distinct lengths finds the cheapest cuts. Runs with more than `most` tokens are then cut into
+    equal parts."""
     widths, ends = np.unique(lengths[::-1], return_index=True)
     ends = len(lengths) - ends  # number of texts up to each distinct length
     begins = np.concatenate([[0], ends])
@@ -223,7 +223,7 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
 
 
 def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
-    """Cut texts into rows of at most `most` tokens; a longer text gets its own row. Return [begin, end) of each row."""
+    """Cut texts into rows of up to `most` tokens. A longer text gets its own row. Return [begin, end) of each row."""
     if most is None:
         return [(0, len(lengths))]
     ends, cuts, start = lengths.cumsum(), [], 0
@@ -236,7 +236,7 @@ def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
 
 
 class _Texts(NamedTuple):
-    """The texts of all columns, one after another."""
+    """The tokens of all texts of all columns, one text after another."""
 
     tokens: np.ndarray  # (tokens, names): the values of each feature
     real: np.ndarray  # (tokens,): the attention mask
@@ -246,7 +246,7 @@ class _Texts(NamedTuple):
 
 
 def _texts(columns: Sequence[Mapping[str, Any]], names: list[str]) -> _Texts:
-    """Return the texts of columns without padding. A text without tokens becomes one token of padding."""
+    """Return the texts of columns without padding. A text without tokens becomes one padding token."""
     tokens, lengths = [], []
     for column in columns:
         if (ends := column.get("cu_seq_lens_q")) is not None:

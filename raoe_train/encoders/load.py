@@ -66,7 +66,7 @@ def load_encoder(
             `saved_dtypes` has the saved dtypes of the converted weights.
         changes: fields of raoe_train.settings.Model that override those of `encoder`.
 
-    ValueError for an invalid setting, FileNotFoundError for a missing path.
+    Raise ValueError for an invalid setting, and FileNotFoundError for a missing path.
     """
     register()
     spec = as_model(encoder, **changes)
@@ -115,7 +115,7 @@ def _change_layers(model: Any, spec: Model, seed: int, train: bool) -> None:
     if not isinstance(model[0], Transformer):
         if spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
             options = "LoRA, 4-bit weights or bidirectional layers"
-            raise ValueError(f"{spec.name} has a custom {type(model[0]).__name__}, which does not support {options}")
+            raise ValueError(f"{spec.name}: the custom module {type(model[0]).__name__} does not support {options}")
         return
     with _seeded(seed):
         _wrap_decoder(model, spec, train)
@@ -135,7 +135,7 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
 
 
 def low_precision(model: Any) -> dict[str, torch.dtype]:
-    """Return {name: dtype} of the trainable parameters in 16 bits, whose small updates would be rounded away."""
+    """Return {name: dtype} of the trainable 16-bit parameters, in which small updates would be lost to rounding."""
     weights = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
     return {name: weight.dtype for name, weight in weights if weight.dtype in (torch.bfloat16, torch.float16)}
 
@@ -147,7 +147,7 @@ def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
 
 
 def warn_without_end(model: Any) -> None:
-    """Warn if last-token pooling reads the last word of a text, because the tokenizer adds no token at the end."""
+    """Warn if last-token pooling reads the last word of a text, because the tokenizer adds no end token."""
     tokenizer = getattr(model, "tokenizer", None)
     is_last = any("lasttoken" in each.pooling_mode for each in model.modules() if isinstance(each, Pooling))
     if is_last and callable(tokenizer):
@@ -159,20 +159,20 @@ def warn_without_end(model: Any) -> None:
 
 
 def warn_without_cosine(model: Any) -> None:
-    """Warn if a SentenceTransformer uses a similarity other than the cosine."""
+    """Warn if the similarity function of a SentenceTransformer is not the cosine."""
     if (name := getattr(model, "_similarity_fn_name", None)) not in (None, "cosine"):
-        logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates cosines: results do not "
-                       "hold for %s", name, name)  # fmt: skip
+        logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates cosine similarity: its "
+                       "results do not apply to %s", name, name)  # fmt: skip
 
 
 def check_vocabulary(model: Any) -> None:
-    """Raise ValueError if the padding token has no row in the embedding table, because the saved encoder could not be
-    loaded. Warn about other tokens without a row, which cannot be encoded."""
+    """Raise ValueError if the embedding table has no row for the padding token, because the encoder could not be loaded
+    after it is saved. Warn about other tokens that have no row, because they cannot be encoded."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     table = getattr(getattr(model, "transformers_model", None), "get_input_embeddings", lambda: None)()
     rows = getattr(table, "num_embeddings", sys.maxsize)
     lost = [token for token, number in getattr(tokenizer, "get_vocab", dict)().items() if number >= rows]
-    problem = f"the embedding table has {rows} rows, but none for {len(lost)} tokens"
+    problem = f"the embedding table has only {rows} rows, and lacks {len(lost)} tokens"
     advice = "call the model's resize_token_embeddings(len(tokenizer)) and save the model"
     if lost and tokenizer.pad_token in lost:
         raise ValueError(f"{problem}, including the padding token {tokenizer.pad_token!r}: {advice}")
@@ -181,11 +181,10 @@ def check_vocabulary(model: Any) -> None:
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
-    """Raise ValueError for an incomplete encoder, whose missing weights would be random. The tokenizer needs at least
-    half as many tokens as the embedding table has rows: transformers replaces a missing tokenizer by an empty one.
-
-    A pooler may be missing, because embeddings do not use it. `foreign` code may set weights later, so only warn.
-    """
+    """Raise ValueError if an encoder is incomplete, because missing weights would be random. The tokenizer must have at
+    least half as many tokens as the embedding table has rows, because a missing tokenizer would be replaced by an empty
+    one. A pooler may be missing, because embeddings do not use it. If the model runs `foreign` code, only warn, because
+    this code may set weights later."""
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter is checked while loading
         return
@@ -205,12 +204,12 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
 
 def _check(spec: Model, train: bool) -> None:
     if not spec.name:
-        raise ValueError("model.name is missing: set it to an encoder, by path or hub name")
+        raise ValueError("model.name is missing: set it to the path or hub name of an encoder")
     if spec.load_in_4bit and train and not spec.lora:
         raise ValueError("4-bit weights cannot be trained: set model.lora, or set model.load_in_4bit to false")
     if spec.name == SCRATCH and (spec.lora or spec.load_in_4bit or spec.training_head):
         needs = "model.lora, model.load_in_4bit and model.training_head need a pretrained model"
-        raise ValueError(f"{needs}, but model.name is {SCRATCH!r}: name a pretrained model")
+        raise ValueError(f"{needs}, but model.name is {SCRATCH!r}: set it to a pretrained model")
     preflight.check_device(spec.device)
 
 
@@ -275,7 +274,7 @@ def _takes_first(name: str, config: Any) -> bool:
 
 def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
     """Wrap a decoder in a BidirectionalModel if bidirectional_layers is set. Also wrap a decoder with 4-bit weights or
-    an adapter to train, because the wrapper saves an adapter together with the name of its base model."""
+    a trainable adapter, because the wrapper saves an adapter together with the name of its base model."""
     layers, inner = spec.bidirectional_layers, model[0].model
     has_lora = train and bool(spec.lora)
     folder = Path(spec.name).expanduser()  # save an absolute path: an adapter is saved in another folder
@@ -319,4 +318,4 @@ def _set_length(model: Any, spec: Model) -> None:
     special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)(False)
     if length <= special:
         problem = f"leaves no room for text: {spec.name} adds {special} special tokens to each text"
-        raise ValueError(f"model.max_seq_length {length} {problem}; raise it")
+        raise ValueError(f"model.max_seq_length {length} {problem}; increase it")

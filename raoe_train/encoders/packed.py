@@ -1,8 +1,9 @@
 """Packed rows: all texts of a batch in one row without padding. Each text attends only to itself.
 
-transformers calls the attention of raoe_kernels through its AttentionInterface, under the name PACKED, and passes the
-boundaries of the texts to it. Padded batches use SDPA, under the name PACKED or PADDED, with masks that are built
-without reading the padding. transformers' own SDPA reads the padding and so waits for the GPU in every forward pass.
+The attention of raoe_kernels is registered in transformers' AttentionInterface under the name PACKED, and is called
+with the boundaries of the texts. Padded batches use SDPA, under the name PACKED or PADDED, with masks that are built
+without reading the padding. In contrast, SDPA in transformers reads the padding, and therefore waits for the GPU in
+every forward pass.
 """
 
 from typing import Any, NamedTuple
@@ -26,12 +27,13 @@ OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features that only packed rows h
 
 
 class Packing(NamedTuple):
-    """How a model reads packed rows.
+    """Describes how a model reads packed rows.
 
-    offset      position id of a text's first token
-    window      maximum number of tokens of a text that fits into the sliding windows, or None without windows
-    is_flash    whether the model's own FlashAttention reads the row, instead of the attention PACKED
-    skips       whether pooling leaves out the tokens of a prompt, and `_pool_without_prompts` can do this for it
+    Args:
+        offset: position id of a text's first token.
+        window: largest number of tokens of a text that fits into the sliding windows, or None without such windows.
+        is_flash: whether the model's own FlashAttention reads the row, instead of the attention PACKED.
+        skips: whether pooling leaves out the tokens of a prompt, and `_pool_without_prompts` can do this for it.
     """
 
     offset: int = 0
@@ -40,14 +42,15 @@ class Packing(NamedTuple):
     skips: bool = False
 
     def fits(self, texts: Any) -> bool:
-        """Whether texts (lengths._Texts) can be packed: no text is longer than `window` or contains padding."""
+        """Return whether texts (lengths._Texts) can be packed: none is longer than `window` or contains padding."""
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
     def row(
         self, starts: np.ndarray, lengths: np.ndarray, multiple: int, prompt_length: int | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Pack texts into one row. Text i has lengths[i] tokens, the first at index starts[i]. Return ((1, tokens)
-        indices of the row's tokens, its other features). max_length_q is rounded up to a multiple of `multiple`."""
+        """Pack texts into one row. Text i has lengths[i] tokens, and its first token is at index starts[i]. Return ((1,
+        tokens) indices of the row's tokens, the row's other features). The feature max_length_q is rounded up to a
+        multiple of `multiple`."""
         text = np.repeat(np.arange(len(lengths)), lengths)
         ends = np.concatenate([[0], lengths.cumsum()])
         position = np.arange(len(text)) - ends[text]
@@ -67,8 +70,8 @@ class Packing(NamedTuple):
 
 
 def add_texts(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add prefixes of the longest text until the row has a multiple of TEXTS texts and of TOKENS tokens, so that rows
-    have few sizes. The arguments are those of Packing.row. A CUDA graph is captured once for each size of a row."""
+    """Add prefixes of the longest text until a packed row has a multiple of TEXTS texts and of TOKENS tokens. This
+    limits the number of row sizes, each of which needs a CUDA graph. The arguments are those of Packing.row."""
     longest, more = lengths.argmax(), -len(lengths) % TEXTS
     while (tokens := more + -(lengths.sum() + more) % TOKENS) > more * lengths[longest]:
         more += TEXTS
@@ -101,13 +104,13 @@ def packing_of(model: Any) -> Packing | str:
 
 
 def is_default(device: torch.device) -> bool:
-    """Whether packing is the default on a device: CUDA with the Triton attention (measured in docs/by-length.md)."""
+    """Return whether packing is the default on a device: CUDA with the Triton attention (see docs/by-length.md)."""
     return device.type == "cuda" and backends(device)["bidirectional_attention"]["triton"] is True
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
     """Let a SentenceTransformer with SDPA also read packed rows. Return None, or the reason why this is not supported.
-    packed=False allows only padded batches, for which masks are built without reading the padding."""
+    With packed=False, only padded batches are allowed, and their masks are built without reading the padding."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # a BidirectionalModel has a decoder
     before = getattr(config, "_attn_implementation", None)
@@ -127,7 +130,7 @@ def pack(model: Any, packed: bool = True) -> str | None:
 
 
 def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Keep only the planned tokens, those after the prompts. Pooling itself would search the device for prompts."""
+    """Keep only the tokens after the prompts. Without this step, Pooling would search for the prompts on the device."""
     features, *others = arguments
     if "pooled_tokens" in features:
         features = {name: value for name, value in features.items() if name != "prompt_length"}
@@ -138,7 +141,7 @@ def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tup
 
 def without_pooler(model: Any) -> bool:
     """Let DistributedDataParallel ignore BERT's pooler, which a packed model computes but does not use. Return whether
-    the model is packed: then all its other weights are used, and DDP need not search each graph for unused weights."""
+    the model is packed. A packed model uses all of its other weights, so DDP need not search for unused weights."""
     if not isinstance(packing_of(model), Packing):
         return False
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in model.named_parameters() if ".pooler." in name]
@@ -146,8 +149,8 @@ def without_pooler(model: Any) -> bool:
 
 
 def vary_sizes(run: dict[str, Any]) -> dict[str, Any]:
-    """Mark the sizes of a packed row as dynamic, so that torch.compile creates one graph for all rows. Only sizes of
-    tensors can be marked, so the length of the longest text is passed as the size of an empty tensor."""
+    """Mark the sizes of a packed row as dynamic, so that torch.compile creates one graph for all rows. Only the sizes
+    of tensors can be marked, so the length of the longest text is passed as the size of an empty tensor."""
     if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # a padded batch, or FlashAttention
         return run
     run = {**run, "max_length_q": run["input_ids"].new_empty(0, run["max_length_q"])}
@@ -170,7 +173,7 @@ def _attention(
     max_length_q: int | Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention of packed (1, heads, tokens, d) queries, keys and values, or SDPA of a padded batch."""
+    """Compute the attention of packed queries, keys and values, (1, heads, tokens, d), or SDPA of a padded batch."""
     if cu_seq_lens_q is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)

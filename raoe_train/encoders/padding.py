@@ -1,4 +1,4 @@
-"""Whether the embedding of a text depends on the padding and the other texts of its batch."""
+"""Test whether the embedding of a text depends on the padding and the other texts of its batch."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +25,13 @@ SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 
 
 def tolerance(model: Any) -> float:
-    """Return the largest TOLERANCE among the dtypes of a model's weights."""
+    """Return the largest tolerance (see TOLERANCE) among the dtypes of a model's weights."""
     return max((TOLERANCE.get(weight.dtype, 0.0) for weight in model.parameters()), default=0.0)
 
 
 def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, Any]]) -> np.ndarray:
-    """Return the normalized embeddings of batches of texts (which get the default prompt) or tokenized columns, (texts,
-    D) float64, in evaluation and without gradients. The model's training mode and the random state do not change."""
+    """Encode batches of texts (with the default prompt) or tokenized columns, in evaluation mode and without gradients.
+    Return normalized embeddings, (texts, D) float64. The model's training mode and the random state do not change."""
     prompt = model.prompts.get(model.default_prompt_name)
     device, modes = device_of(model), {module: module.training for module in model.modules()}
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -50,9 +50,9 @@ def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, A
 
 
 def reads_padding(model: Any) -> str | None:
-    """Return a message if by_length would change the embeddings of a SentenceTransformer, because they depend on the
-    padding of a batch. Encodes two texts together, then the shorter text alone. Return None for a model that encodes
-    no texts, is sharded (all processes would have to encode), or quantized (evaluation can round 4-bit weights)."""
+    """Return a message if the embeddings of a SentenceTransformer depend on the padding of a batch, so that by_length
+    would change them. Two texts are encoded together, then the shorter text alone. Return None for a model that encodes
+    no texts, is sharded (all processes would have to encode), or is quantized (evaluation can round 4-bit weights)."""
     weights, kinds = [*model.parameters()], {base.__name__ for each in model.modules() for base in type(each).__mro__}
     is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1") or not kinds.isdisjoint(SHARDED)
     if is_sharded or not all(each.numel() and each.is_floating_point() and not each.is_meta for each in weights):

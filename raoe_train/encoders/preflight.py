@@ -1,4 +1,4 @@
-"""Checks before a model is loaded: its device, and its folder or hub name. Also the settings of 4-bit weights."""
+"""Check a model's device and its folder or hub name before it is loaded, and define the settings of 4-bit weights."""
 
 import logging
 import re
@@ -23,15 +23,15 @@ def check_device(device: str | None) -> None:
 
 
 def four_bit(compute_dtype: str | None) -> dict[str, Any]:
-    """Return arguments of BitsAndBytesConfig. compute_dtype is by default bfloat16 on a GPU, and float32 on a CPU."""
+    """Return arguments of BitsAndBytesConfig. By default, compute_dtype is bfloat16 on a GPU and float32 on a CPU."""
     default = "bfloat16" if torch.cuda.is_available() else "float32"
     return {**FOUR_BIT, "bnb_4bit_compute_dtype": compute_dtype or default}
 
 
 @contextmanager
 def without_reports() -> Iterator[None]:
-    """Context manager that hides transformers' reports of weights that encoders do not use (a decoder's head or a
-    pooler). raoe checks the other weights itself."""
+    """Context manager that hides transformers' reports about weights that encoders do not use (a decoder's head or a
+    pooler). All other weights are checked by raoe itself."""
     loggers = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "integrations.peft")]
     for logger in loggers:
         logger.addFilter(_is_needed)
@@ -49,7 +49,7 @@ def _is_needed(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Context manager that replaces errors while loading a model by a one-sentence error that names the model."""
+    """Context manager that replaces an error in loading a model by a one-sentence error that names the model."""
     # A hub name is OWNER/NAME or NAME. A longer name, or a name that starts with . / ~, is a path.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")

@@ -1,8 +1,8 @@
-"""Prompts with text before and after the sentence: 'Summarize sentence {text} in one word:"'.
+"""Prompts with text before and after the sentence, such as 'Summarize sentence {text} in one word:"'.
 
-The prefix becomes the model's default prompt. The tokenizer's post-processor adds the suffix, in the same way as
-[CLS] or BOS. So truncation leaves room for the suffix. The suffix is saved in tokenizer.json, so a saved model works
-without raoe_train.
+The text before the sentence, the prefix, becomes the model's default prompt. The text after it, the suffix, is added by
+the tokenizer's post-processor, in the same way as [CLS] or BOS. Truncation therefore leaves room for the suffix. The
+suffix is saved in tokenizer.json, so a saved model works without raoe_train.
 """
 
 import json
@@ -24,7 +24,7 @@ _FIELDS = ("model_max_length", "padding_side", "truncation_side", "model_input_n
 
 
 def parse_template(template: str) -> tuple[str, str]:
-    """Split a template into the text before and after {text}, its only field. Literal braces are doubled: {{ or }}."""
+    """Split a template into the text before and after {text}, its only field. Write literal braces as {{ or }}."""
     parts = [""]
     try:
         for literal, *field in string.Formatter().parse(template):
@@ -32,7 +32,7 @@ def parse_template(template: str) -> tuple[str, str]:
             if field == ["text", "", None]:
                 parts.append("")
             elif field[0] is not None:
-                raise ValueError(f"{{{field[0]}}} is not allowed: the only field must be {{text}} without a format")
+                raise ValueError(f"{{{field[0]}}} is not allowed: the only field is {{text}}, without a format")
     except ValueError as error:
         raise ValueError(f"prompt {template!r}: {error} (write {{{{ or }}}} for a literal brace)") from None
     if len(parts) != 2:
@@ -43,15 +43,15 @@ def parse_template(template: str) -> tuple[str, str]:
 def apply_template(model: Any, template: str) -> None:
     """Change a SentenceTransformer in place, so that it inserts every text into `template` (see parse_template).
 
-    The prefix becomes the default prompt, and the prompt for queries and documents. The suffix's tokens follow the text
-    (in a pair, the second text), come before special tokens at the end ([SEP], EOS), and replace the suffix of an
-    earlier template. With last-token pooling, special tokens at the end are left out, so that the suffix's last token
-    is pooled. For a text that ends in a word, the tokens equal those of the filled-in template.
+    The prefix becomes the default prompt, and the prompt for queries and documents. The tokens of the suffix follow the
+    text (in a pair, the second text) and come before special tokens at the end ([SEP], EOS). These tokens replace the
+    suffix of an earlier template. With last-token pooling, special tokens at the end are left out, so that the suffix's
+    last token is pooled. If a text ends in a word, its tokens equal those of the filled-in template.
 
-    The tokenizer becomes a plain PreTrainedTokenizerFast, because some classes (BERT's) create their own post-processor
-    when they are loaded. After this call, the tokenizer's chat template is not used. Set max_seq_length and pooling
-    before this call. If the model does not support the template or would lose it when saved, raise ValueError and leave
-    the model unchanged.
+    The tokenizer becomes a plain PreTrainedTokenizerFast, because some tokenizer classes (such as BERT's) create their
+    own post-processor when they are loaded. After this call, the tokenizer's chat template is not used. Set
+    max_seq_length and pooling before this call. If the model does not support the template or would lose it when saved,
+    raise ValueError and leave the model unchanged.
     """
     prefix, suffix = parse_template(template)
     tokenizer = getattr(model[0], "processor", None)
@@ -68,11 +68,11 @@ def apply_template(model: Any, template: str) -> None:
         _check_reload(model[0].config, tokenizer, changed, prefix)
         tokenizer = changed
     if prefix and tokenizer.truncation_side != "right":
-        raise ValueError("the tokenizer truncates on the left, which cuts the prompt: set its truncation_side to right")
+        raise ValueError("the tokenizer truncates on the left, which cuts off the prompt: set truncation_side to right")
     backend = _backend(tokenizer)
     length = max(len(backend.encode(prefix + probe).ids) for probe in _PROBES[:2]) - 1
     if tokenizer.model_max_length is not None and length >= tokenizer.model_max_length:
-        problem = f"{length} tokens with special tokens, and max_seq_length is {tokenizer.model_max_length}"
+        problem = f"{length} tokens, including special tokens, and max_seq_length is {tokenizer.model_max_length}"
         raise ValueError(f"prompt {template!r} leaves no room for text: it takes {problem}")
     model[0].processor = tokenizer
     # with "message", a chat template would render every text and turn the prefix into a system message
@@ -93,7 +93,7 @@ def suffix_of(model: Any) -> str:
 
 
 def _backend(tokenizer: Any, **changes: Any) -> Any:
-    """Return a copy of the inner tokenizer with `changes`, and without the last call's truncation and padding."""
+    """Return a copy of the inner tokenizer with `changes`, but without the truncation and padding of the last call."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     return Tokenizer.from_str(json.dumps({**state, "truncation": None, "padding": None, **changes}))
 
@@ -113,7 +113,7 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
-    """Return a suffix's token ids after a word. ValueError if it has none, or if they depend on the word."""
+    """Return a suffix's token ids after a word. Raise ValueError if there are none or if the ids depend on the word."""
     endings = set()
     for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids
@@ -126,7 +126,7 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
 
 
 def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
-    """Return backend's post-processor with the suffix after the text. `last` removes special tokens after it."""
+    """Return backend's post-processor with the suffix after the text. With `last`, remove special tokens after it."""
     special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
     def pieces(*texts: str) -> list[dict[str, Any]]:

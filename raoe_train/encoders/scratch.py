@@ -1,4 +1,4 @@
-"""New models and parts of models: a small BERT with its tokenizer, SimCSE's training head, LoRA adapters."""
+"""Create new models and parts of models: a small BERT with its tokenizer, SimCSE's training head and LoRA adapters."""
 
 import inspect
 import tempfile
@@ -19,7 +19,7 @@ def scratch_transformer(
     settings: Mapping[str, Any], sentences: Iterable[str], max_seq_length: int | None, seed: int
 ) -> Transformer:
     """Create a small BERT for texts of up to max_seq_length tokens (default 64), and train its WordPiece tokenizer.
-    `settings` are fields of transformers.BertConfig, which replace SIZES."""
+    `settings` are fields of transformers.BertConfig, which override the defaults in SIZES."""
     if unknown := settings.keys() - inspect.signature(hf.BertConfig).parameters.keys():
         raise ValueError(f"unknown key model.scratch.{min(unknown)}: use fields of transformers.BertConfig")
     length, sizes = max_seq_length or 64, {**SIZES, **settings}
@@ -53,7 +53,7 @@ def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
 
 
 class TrainingHead(Dense):
-    """SimCSE's head (mlp_only_train): linear layer and tanh in training; in evaluation, embeddings stay unchanged."""
+    """SimCSE's training head (mlp_only_train): a linear layer and tanh in training, the identity in evaluation."""
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return super().forward(features) if self.training else features
@@ -61,7 +61,7 @@ class TrainingHead(Dense):
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
     """Append a TrainingHead to a SentenceTransformer. If `saved`, copy its weights from the pooler, where SimCSE's
-    checkpoints store them. Otherwise, or without a saved pooler, initialize them like the encoder's weights."""
+    checkpoints store them. Otherwise, or without a saved pooler, initialize the head like the encoder's weights."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     pooler = getattr(getattr(inner, "pooler", None), "dense", None)
     if saved and pooler is not None and getattr(pooler.weight, "_is_hf_initialized", False):
@@ -97,7 +97,7 @@ def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
         changed = [key for key in settings if getattr(adapter, key) != getattr(config, key) and key != "target_modules"]
         if changed:
             advice = "set model.lora to {} to train this adapter, or merge it first with raoe-train export --merge"
-            raise ValueError(f"the model has a LoRA adapter with other {', '.join(changed)} than model.lora: {advice}")
+            raise ValueError(f"the model's LoRA adapter and model.lora differ in {', '.join(changed)}: {advice}")
     else:
         if getattr(model, "is_loaded_in_4bit", False):  # also converts norms and embeddings to float32
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

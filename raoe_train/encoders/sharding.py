@@ -1,4 +1,4 @@
-"""FSDP 2: a copy of an encoder that gets all weights, which sentence-transformers can save and evaluate."""
+"""FSDP 2: copy a sharded encoder with all weights, so that sentence-transformers can save and evaluate it."""
 
 import copy
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 
 def before_sharding(model: Any) -> Any:
-    """Return a copy of a SentenceTransformer without weights, for `unsharded`. Freeze BERT's pooler, whose output is
-    not used: torch does not resume a sharded run whose optimizer has no state for a weight."""
+    """Return a copy of a SentenceTransformer without weights, for `unsharded`. Also freeze BERT's pooler. The pooler's
+    output is not used, and torch cannot resume a sharded run if the optimizer has no state for a trainable weight."""
     empty = {id(each): nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters()}
     without_weights = copy.deepcopy(model, empty)
     for name, weight in model.named_parameters():
@@ -21,8 +21,8 @@ def before_sharding(model: Any) -> Any:
 
 
 def unsharded(without_weights: Any, model: Any, weights: Mapping[str, Tensor] | None = None) -> Any:
-    """Put weights into the copy of a sharded model, and return the copy. If `weights` is None, all processes together
-    collect the weights of the model."""
+    """Load weights into the copy of a sharded model, and return the copy. If `weights` is None, all processes together
+    collect the model's weights."""
     collected: Any = weights
     if weights is None:
         collected = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))

@@ -1,7 +1,7 @@
-"""Tokens of a batch in one row without padding, straight from a fast tokenizer.
+"""Tokenize a batch into one row without padding, directly with a fast tokenizer.
 
-sentence-transformers pads the texts of a column and converts nested lists to a tensor, which takes
-more time than tokenizing. by_length removes this padding again.
+By default, sentence-transformers pads the texts of a column and converts nested lists to a tensor. This takes more time
+than tokenizing, and by_length has to remove the padding again.
 """
 
 from array import array
@@ -22,9 +22,9 @@ FEATURES = {"input_ids": "ids", "token_type_ids": "type_ids"}  # {feature: attri
 
 class RowTokenizer:
     """Tokenizes texts as `preprocess` of a SentenceTransformer does (see `is_plain`), but returns the tokens of all
-    texts in one row, (1, tokens), with their boundaries in cu_seq_lens_q, as by_length reads them. If a text has no
-    tokens, the texts are padded. The model is not kept, so that workers of a DataLoader do not get its weights.
-    """
+    texts in one row, (1, tokens). The boundaries of the texts are in cu_seq_lens_q, as by_length reads them. If a text
+    has no tokens, all texts are padded. No reference to the model is kept, so that the workers of a DataLoader do not
+    get its weights."""
 
     def __init__(self, model: Any) -> None:
         self.tokenizer: Any = model[0].processor
@@ -33,9 +33,9 @@ class RowTokenizer:
         self.columns: dict[str, np.ndarray] = {}
 
     def __call__(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
-        """Tokenize texts, each with the prompt in front. ValueError for inputs that are not texts."""
+        """Tokenize texts, each with the prompt in front. Raise ValueError for inputs that are not texts."""
         if others := [each for each in inputs if type(each) is not str]:
-            raise ValueError(f"the encoder reads texts, got {others[0]!r:.200}")
+            raise ValueError(f"the inputs of the encoder must be strings, got {others[0]!r:.200}")
         if not inputs:
             return {}
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
@@ -52,15 +52,15 @@ class RowTokenizer:
         return row
 
     def remember(self, texts: Iterable[str]) -> None:
-        """Tokenize distinct texts, including prompts, so that later calls only copy their tokens. This keeps the texts
-        and 4 bytes per token in memory."""
+        """Tokenize distinct texts, including prompts, in advance, so that later calls only copy their tokens. The texts
+        and 4 bytes per token stay in memory."""
         self.places = {text: place for place, text in enumerate(texts)}
         self.ends, columns = self._tokens([*self.places])
         for name, values in columns.items():  # often, all type_ids are 0
             self.columns[name] = values if values.any() else np.broadcast_to(np.int32(0), values.shape)
 
     def _remembered(self, texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
-        """Return the result of `_tokens` for texts that `remember` has tokenized, or None."""
+        """Return the result of `_tokens` if `remember` has tokenized all of the texts, else None."""
         places = [self.places.get(text, -1) for text in texts] if self.places else [-1]
         if min(places) < 0:
             return None
@@ -70,7 +70,7 @@ class RowTokenizer:
         return ends, {name: values[index] for name, values in self.columns.items()}
 
     def _tokens(self, texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return (n + 1,) ends of the texts' tokens, starting with 0, and the tokens' features."""
+        """Tokenize n texts. Return ((n + 1,) boundaries of the texts, starting with 0; features of all tokens)."""
         tokenizer = self.tokenizer
         limit = tokenizer.model_max_length
         strategy = TruncationStrategy.LONGEST_FIRST if limit < LARGE_INTEGER else TruncationStrategy.DO_NOT_TRUNCATE
@@ -86,7 +86,7 @@ class RowTokenizer:
 
 
 def is_plain(model: Any) -> bool:
-    """Whether a SentenceTransformer's `preprocess` only tokenizes texts, with the settings of its fast tokenizer."""
+    """Return whether a SentenceTransformer's `preprocess` only tokenizes texts, with its fast tokenizer's settings."""
     preprocess = getattr(getattr(model, "preprocess", None), "__func__", None)  # a subclass or user may replace it
     module: Any = model[0] if preprocess is SentenceTransformer.preprocess else None
     return (

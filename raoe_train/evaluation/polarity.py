@@ -1,5 +1,5 @@
-"""Polarity and similarity scores, and the tasks `polarity:NAME` (Eq. 1 and 2 of the margins paper). The scores measure
-whether the sentences that an encoder retrieves have the class of the query (polarity) and its topic (similarity)."""
+"""Polarity and similarity scores (Eq. 1 and 2 of the margins paper), and the tasks `polarity:NAME`. The scores measure
+whether the sentences that an encoder retrieves share the class (polarity) and the topic (similarity) of the query."""
 
 import random
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from raoe_train.processes import rank_and_world
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
-    """Return [k] weights of retrieved sentences, the nearest first, with sum 1: for "linear", w_i = 2 (k + 1 - i) / (k
-    (k + 1)) with i from 1 (section 3.1 of the margins paper); for "none", equal weights."""
+    """Return [k] weights of retrieved sentences, nearest first, which sum to 1. With "linear", w_i = 2 (k + 1 - i) / (k
+    (k + 1)) for i from 1 to k (section 3.1 of the margins paper). With "none", all weights are equal."""
     if discount not in ("linear", "none"):
         raise ValueError(f"discount must be 'linear' or 'none', got {discount!r}")
     if k < 1:
@@ -26,14 +26,14 @@ def weights(k: int, discount: str = "linear") -> np.ndarray:
 
 
 class PolarityEvaluator(SentenceEvaluator):
-    """Scores an encoder by the k source sentences that it retrieves for each sentence (the nearest by cosine):
+    """Scores an encoder by the k source sentences s_1 … s_k that it retrieves for a sentence s (nearest by cosine).
 
-    - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
-    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), with cosines of a frozen reference encoder R. As a baseline,
-      compute S for R itself.
+    The polarity of s is P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1). The similarity of s is S(s) = sum_i w_i
+    cos_R(s, s_i) (Eq. 2), where cos_R is the cosine of a frozen reference encoder R. As a baseline, compute S for R
+    itself.
 
-    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent: the means of P
-    and S over the sentences, and their (population) standard deviations.
+    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent. These are the
+    means of P and S over the sentences, and their population standard deviations.
 
     Args:
         sentences, labels: n texts and their classes. There may be any number of classes; they are compared with ==.
@@ -89,8 +89,8 @@ class PolarityEvaluator(SentenceEvaluator):
         return metrics
 
     def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (P, S) of each sentence, computed from its k nearest source sentences: [n] from 0 to 1, and [n] from
-        -1 to 1. `embeddings` is [n + m, d]: the sentences, followed by the source sentences."""
+        """Return the polarity, [n] from 0 to 1, and the similarity, [n] from -1 to 1, of each sentence, computed from
+        its k nearest source sentences. `embeddings`, [n + m, d], contains the sentences, then the source sentences."""
         n, unit, w = len(self.labels), unit_rows(embeddings), self.weights
         places, _ = nearest(unit[:n], unit[n:], len(w))
         is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
@@ -99,9 +99,9 @@ class PolarityEvaluator(SentenceEvaluator):
         return is_same @ w, cosines.astype(np.float64) @ w
 
     def report(self, embeddings: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        """Return (result, P of each sentence: [n] from 0 to 1). The result has scores in percent: {"polarity",
-        "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class": {class: values of the
-        first five keys}}."""
+        """Return (result, polarity of each sentence, [n] from 0 to 1). The result is {"polarity", "polarity_std",
+        "similarity", "similarity_std", "sentences", "sources", "k", "by_class": {class: values of the first five
+        keys}}, with scores in percent."""
         polarity, similarity = self.scores(embeddings)
         labels = np.array(list(map(str, self.labels)))
 
@@ -124,17 +124,17 @@ def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
-    """Read the labelled texts of a task (section 3.2 of the margins paper). At most max_sentences texts of
-    the test split are scored. They retrieve from `sources` times as many random texts of the train split."""
+    """Read a polarity task (section 3.2 of the margins paper). At most max_sentences texts of the test split are
+    scored. The source sentences are random texts of the train split, `sources` times as many as the scored texts."""
     options = reading.polarity
     if (encoder := options.reference) is None:
-        raise ValueError(f"--polarity.reference.name is missing: set it to the encoder whose cosines score {name}")
+        raise ValueError(f"--polarity.reference.name is missing: name the encoder that measures similarity for {name}")
     source = find_task(name, reading.data_dir, "polarity", whole=True)
     data, _ = labelled_table(source, **reading.rows)
     splits = data["split"][:]
     test, train = (data.select([k for k, part in enumerate(splits) if part == split]) for split in (TEST, TRAIN))
     if not len(test):
-        raise ValueError(f"{source} has no split {TEST!r}: polarity needs splits {TRAIN} and {TEST}")
+        raise ValueError(f"{source} has no split {TEST!r}: polarity tasks need the splits {TRAIN} and {TEST}")
     test, train = _sample(test, options.max_sentences, options.seed), distinct(train, {})[0]
     count = options.sources * len(test)
     if len(train) < count:

@@ -1,6 +1,6 @@
 """Retrieval: rank all passages of a corpus by their cosine with each query. As in sentence-transformers'
-InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id. As in BEIR, if a
-query is also a passage, with the same id, the query's ranking leaves this passage out. Unlike in BEIR, the passage must
+InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id. As in BEIR, a
+passage with the same id as a query is left out of the ranking of this query. Unlike in BEIR, this passage must also
 contain the query's text, because many data sets number queries and passages independently."""
 
 import itertools
@@ -26,7 +26,7 @@ K = 10  # number of top-ranked passages that the metrics use
 
 
 def read_retrieval(name: str, reading: Reading) -> Task:
-    """Read rows of queries and passages, or a folder in BEIR's layout (FOLDER#SPLIT; FOLDER means the test split)."""
+    """Read rows of queries and passages, or FOLDER#SPLIT in BEIR's layout. The default split is test."""
     folder, _, split = name.partition("#")
     if (path := Path(folder).expanduser()).is_dir():
         return _read_folder(path, split, reading.on_error)
@@ -35,8 +35,8 @@ def read_retrieval(name: str, reading: Reading) -> Task:
 
 
 def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
-    """Create a task from a Dataset of row_table. The corpus has all passages of the rows, and the texts `others`. A
-    query's positives are its relevant passages (None: no passage). Each text is its own id."""
+    """Create a retrieval task from a Dataset that row_table returned. The corpus contains all passages of the rows and
+    the texts `others`. The positives of a query are its relevant passages. The id of each text is the text itself."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
         if positive is not None:
@@ -46,7 +46,7 @@ def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
 
 
 def relevant_pairs(task: Task) -> Dataset:
-    """Return the pairs of a query and a relevant passage of a retrieval task, with columns anchor and positive."""
+    """Return each pair of a query and a relevant passage of a retrieval task, with the columns anchor and positive."""
     score: Any = task.score
     passages, anchors, positives = task.sentences[task.n_queries :], list[str](), list[str]()
     for query, targets in zip(task.sentences, score.keywords["targets"], strict=False):
@@ -76,8 +76,8 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
 
 
 def _judgements(path: Path) -> Any:
-    """Return qrels as a source: a file with a header or, as TREC writes them, lines of query id, iteration, passage id
-    and relevance, separated by tabs or spaces."""
+    """Return a file of relevance judgements (qrels) as a source. The file has a header, or TREC's format: lines of
+    query id, iteration, passage id and relevance, separated by tabs or spaces."""
     names = ("query-id", "iteration", "corpus-id", "score")
 
     def row(line: str | None) -> Row:
@@ -101,13 +101,13 @@ def _file(folder: Path, *names: str) -> Path:
 
 
 def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
-    """Read {_id: text} of a corpus; a title is put before its text. A row without _id gets an id such as "line 1"."""
+    """Read a corpus as {_id: text}, with titles before the texts. A row without _id gets an id such as "line 1"."""
     opened, texts = Source(source, on_error=on_error), dict[str, str]()
 
     def passage(fields: dict[str, Any]) -> dict[str, str]:
         name = parse_word("_id", fields.get("_id", opened.place.rpartition(", ")[2]))
         if name in texts:
-            raise RowProblem(f"_id {name!r} is already used above", reason="duplicate id")
+            raise RowProblem(f"_id {name!r} is already used in an earlier row", reason="duplicate id")
         filled = [column for column in ("title", "text") if str(fields.get(column) or "").strip()]
         if not filled:  # as in some public corpora
             raise RowProblem("title and text are empty", reason="no text")
@@ -119,7 +119,7 @@ def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> di
 
 
 def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mapping[str, set[str]], source: str) -> Task:
-    """Create a task from {id: text} of queries, {id: text} of passages, and {query id: ids of relevant passages}."""
+    """Create a task from queries {id: text}, passages {id: text}, and relevant passages {query id: passage ids}."""
     if not relevant:
         raise ValueError(f"{source}: no query has a relevant passage")
     place = {name: number for number, name in enumerate(sorted(corpus))}
@@ -127,8 +127,8 @@ def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mappi
     own = [place[query] if queries[query] in corpus.get(query, "") else NONE for query in relevant]
     n_own = len(own) - own.count(NONE)
     for count, problem in (
-        (n_own, f"of {len(own)} queries are also passages, and are left out of their own ranking"),
-        (len(queries) - len(relevant), f"of {len(queries)} queries left out: no relevant passage"),
+        (n_own, f"of {len(own)} queries are also passages; each is excluded from its own ranking"),
+        (len(queries) - len(relevant), f"of {len(queries)} queries have no relevant passage and are left out"),
         (len(place) - len(texts), f"of {len(place)} passages repeat the text of another passage"),
     ):
         if count:
@@ -143,10 +143,10 @@ def _task(queries: Mapping[str, str], corpus: Mapping[str, str], relevant: Mappi
 def measure(
     embeddings: np.ndarray, targets: Sequence[Sequence[int]], row_of: np.ndarray, own: np.ndarray
 ) -> tuple[dict[str, Any], Outcomes]:
-    """Return ({"ndcg@10", "recall@10", "mrr@10", "accuracy@1", all x100, "queries", "passages"}, Outcomes: nDCG@10 of
-    each query). `embeddings` has a row for each query, then for each distinct text. Passage i has the text row_of[i].
-    The passages targets[j] are relevant to query j, whose ranking leaves out passage own[j] (unless it is NONE). The
-    rows of `embeddings` are scaled in place."""
+    """Return (metrics, Outcomes with the nDCG@10 of each query). The metrics are "ndcg@10", "recall@10", "mrr@10" and
+    "accuracy@1", all x100, and the numbers of "queries" and "passages". `embeddings` contains a row for each query,
+    then a row for each distinct text. The rows of `embeddings` are scaled in place. Passage i has the text row_of[i].
+    The passages targets[j] are relevant to query j. The ranking of query j leaves out passage own[j], if any."""
     queries, texts = np.split(unit_rows(embeddings, out=embeddings), [len(targets)])
     ranked, _ = nearest(queries, texts, K + 1, row_of if len(row_of) > len(texts) else None)
     own_last = (ranked == own[:, None]).argsort(axis=1, kind="stable")  # NONE is last already

@@ -15,21 +15,21 @@ from raoe_train.settings import CONDITIONAL, Model
 
 
 def read_sts(name: str, reading: Reading) -> Task:
-    """Read the scored pairs of a task, as read_scored does."""
+    """Create an sts task from its scored pairs (see read_scored)."""
     return of_pairs(read_scored(find_task(name, reading.data_dir), reading.prompt, **reading.rows))
 
 
 def of_pairs(pairs: Any) -> Task:
-    """Create a task from a Dataset with sentence1, sentence2 and score, and optionally subset."""
+    """Create an sts task from a Dataset with the columns sentence1, sentence2, score and, optionally, subset."""
     columns = pairs.to_dict()
     score = partial(correlations, scores=np.asarray(columns["score"]), subsets=np.asarray(columns.get("subset", [])))
     return Task("sts", "spearman", [*columns["sentence1"], *columns["sentence2"]], score)
 
 
 def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-    """Return ({"spearman", "pearson", "pairs"}, Outcomes: cosines and scores). The correlations, x100, are over all
-    pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also has "subsets" ({name:
-    {"spearman", "pearson", "pairs"}}) and "mean" (the unweighted mean of the subsets' correlations)."""
+    """Return ({"spearman", "pearson", "pairs"}, Outcomes with cosines and scores). The correlations, x100, are over all
+    pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also contains "subsets"
+    ({name: the same three metrics}) and "mean" (the unweighted mean of the subsets' correlations)."""
     similarity = cosines(*np.split(embeddings, 2))
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
@@ -44,8 +44,7 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
 
 
 def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
-    """Return {"spearman", "pearson"} x100 of two vectors [n]. Both are None if all scores or all
-    similarities are equal."""
+    """Return {"spearman", "pearson"}, x100, of two vectors [n]. Both are None if a vector is constant."""
     if np.ptp(similarity) == 0 or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
@@ -53,7 +52,7 @@ def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | N
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """Return the prompt set for a model or, if none is set, the model's saved prompt with a {condition}, or None."""
+    """Return the prompt set for a model. If none is set, return its saved prompt with a {condition}, or None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:

@@ -1,4 +1,4 @@
-"""Tasks to evaluate encoders on. To add a kind, add a line to KINDS and a function (name, Reading) -> Task."""
+"""Tasks to evaluate encoders on. To add a kind of task, add a function (name, Reading) -> Task, and a line to KINDS."""
 
 import os
 import pkgutil
@@ -54,7 +54,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """An encoder's result for each of the n examples of a task, for comparing two encoders."""
+    """An encoder's results for the n examples of a task, used to compare two encoders."""
 
     values: np.ndarray  # [n] float64: scores whose mean is the main metric x100 or, with gold, similarities
     gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
@@ -62,7 +62,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: `score` computes metrics from embeddings of `sentences`."""
+    """A task, whose function `score` computes metrics from the embeddings of `sentences`."""
 
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
@@ -84,7 +84,7 @@ class Task:
 
 
 class NoSuchTask(ValueError):
-    """A task name that does not exist in data.dir."""
+    """Error for a task name that does not exist in data.dir."""
 
 
 def suite_tasks(suites: Sequence[str]) -> list[str]:
@@ -96,7 +96,7 @@ def suite_tasks(suites: Sequence[str]) -> list[str]:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """Split a task word into (kind, name), see read_tasks. ValueError for an unknown kind."""
+    """Split a task such as KIND:NAME into (kind, name), see read_tasks. Raise ValueError for an unknown kind."""
     prefix, colon, rest = word.partition(":")
     if colon and prefix in KINDS:
         return prefix, rest
@@ -113,11 +113,11 @@ def split_word(word: str) -> tuple[str, str]:
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **options: Any) -> dict[str, Task]:
     """Read all tasks before any text is encoded, so that errors are found early. Return {word: task}.
 
-    A word is KIND:NAME or KIND:FILE, with KIND in KINDS. A NAME in SUITES has the kind of the suite. Other names and
-    files without a kind (FILE, FILE#SPLIT, builtin#test) are sts tasks. `options`: other fields of Reading.
+    A task is KIND:NAME or KIND:FILE, with KIND in KINDS. Without KIND, a NAME in SUITES gets the kind of its suite, and
+    other names and files (FILE, FILE#SPLIT, builtin#test) are sts tasks. `options` are other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
-        raise ValueError(f"tasks must be a non-empty list of tasks, got {tasks!r}")
+        raise ValueError(f"tasks must be a non-empty list of strings, got {tasks!r}")
     reading, by_word, missing = Reading(data_dir, **options), dict[str, Task](), dict[str, None]()
     for word in dict.fromkeys(tasks):
         kind, name = split_word(word)
@@ -133,7 +133,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
 
 
 def source_of(word: str, data_dir: str | None) -> str | None:
-    """Return the data source of a task word, or None if there is no such task."""
+    """Return the data source of a task, or None if the task does not exist."""
     kind, name = split_word(word)
     try:
         return find_task(name, data_dir, kind, whole=True)
@@ -142,13 +142,13 @@ def source_of(word: str, data_dir: str | None) -> str | None:
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
-    """Find the source of a task NAME, NAME#SPLIT or NAME-all: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
-    data_dir/*/NAME.*. NAME alone means its test split, unless `whole`. A file or hub name is returned unchanged."""
+    """Find the source of a task NAME, NAME#SPLIT or NAME-all. The source is data_dir/NAME.* or data_dir/KIND/NAME.*, or
+    else data_dir/*/NAME.*. NAME alone means its test split, unless `whole`. Return file and hub names unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
     if not data_dir:
-        raise NoSuchTask("--data.dir is missing: set it to the folder in which tasks are looked up by name")
+        raise NoSuchTask("--data.dir is missing: set it to the folder in which to look up tasks by name")
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
@@ -158,7 +158,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
         files, whole = index.get(name.removesuffix(ALL_PAIRS).lower(), []), True
     if not files:
         hint, names = nearest(repr(name), map(repr, index)), ", ".join(sorted(index))
-        raise NoSuchTask(f"no task {task!r} in {folder}{hint}: neither {name}.* nor */{name}.*; tasks: {names}")
+        raise NoSuchTask(f"no task {task!r} in {folder}{hint}; no file matches {name}.* or */{name}.*; tasks: {names}")
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; set the task to one of these files")
     file = str(files[0])
@@ -196,7 +196,7 @@ def encode_tasks(
     """
 
     def encode(*groups: tuple[dict[str, Any], list[str]]) -> np.ndarray:
-        """Encode groups of texts, each with its own options of `encode_sentences`."""
+        """Encode groups of texts, where each group has its own options of `encode_sentences`."""
         if folder is None:
             return np.concatenate([encode_sentences(model, texts, batch_size, **options) for options, texts in groups])
         paths, places, size = list[Path](), list[int](), 0
@@ -228,14 +228,14 @@ def evaluate_tasks(
     folder: Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. Outcomes are
-    added to the dict `outcomes`. `truncate_dim` is the number of leading dimensions to use, or None for all. `folder`:
-    see encode_tasks."""
+    added to the dict `outcomes`. `truncate_dim` is the number of leading dimensions to use, or None for all. For
+    `folder`, see encode_tasks."""
     parts = encode_tasks(model, [*tasks.values()], batch_size, folder)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
         rows = next(parts)[:, :truncate_dim]
         if (truncate_dim or 0) > rows.shape[1]:
-            raise ValueError(f"truncate_dim {truncate_dim} is more than the encoder's {rows.shape[1]} dimensions")
+            raise ValueError(f"truncate_dim {truncate_dim} exceeds the encoder's {rows.shape[1]} dimensions")
         metrics, examples = task.score(rows)
         del rows  # before the embeddings of the next task are read
         results[word] = {"kind": task.kind, "main": task.main, **metrics}
@@ -251,12 +251,12 @@ def evaluate_tasks(
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
-    """Return the main metric of a task's result, x100; None if it is undefined or the result is empty."""
+    """Return the main metric in a task's result, x100, or None if the metric is undefined or the result is empty."""
     return result.get(result.get("main", "spearman"))
 
 
 def mean_of_all(scores: Sequence[Any]) -> float | None:
-    """Return the mean of scores; None if a score is None, or if there are no scores."""
+    """Return the mean of scores, or None if there are no scores or one of them is None."""
     return None if None in scores or not scores else float(np.mean(scores))
 
 

@@ -1,7 +1,7 @@
 """Transfer tasks: train a classifier on frozen embeddings with SentEval's protocol (Conneau and Kiela 2018; BeLLM,
-section 5.2). It fixes the folds, the order of examples and how the regularization ("penalty") is selected. The
-classifier is scikit-learn's logistic regression, or SentEval's linear layer (senteval/tools/validation.py,
-classifier.py)."""
+section 5.2). The protocol fixes the folds, the order of the examples and the selection of the regularization
+("penalty"). The classifier is scikit-learn's logistic regression, or SentEval's linear layer (validation.py and
+classifier.py in senteval/tools)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (training rows, test rows) of
 
 
 def read_transfer(name: str, reading: Reading) -> Task:
-    """Read the labelled sentences or pairs of a task, with all of their splits."""
+    """Read the labelled sentences or pairs of a transfer task, with all splits."""
     source = find_task(name, reading.data_dir, "transfer", whole=True)
     data = labelled_table(source, **reading.rows)[0].to_dict()
     columns = [data.get(name) for name in ("text", "second", "label", "split")]
@@ -40,14 +40,14 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Classify the examples of a task. Return ({"accuracy", x100, "dev_accuracy": validation accuracy of the selected
-    penalty, "examples": number tested, …}, Outcomes: 100 for a correct example, else 0, in a fixed order). The
-    result also has "f1", x100, for a test split of pairs with classes 0 and 1, and "classifier" (the settings) if the
-    classifier is not scikit-learn's.
+    """Classify the examples of a transfer task. Return (result, Outcomes). Outcomes are 100 for a correct example and 0
+    for a wrong one, in a fixed order. The result contains "accuracy" (x100), "dev_accuracy" (validation accuracy of the
+    selected penalty, x100) and "examples" (number of tested examples). For a test split of pairs with classes 0 and 1,
+    it also contains "f1" (x100). If the classifier is not scikit-learn's, it also contains "classifier" (the settings).
 
-    - With splits train, dev and test, the classifier is trained on train and tested on test; dev selects the penalty.
-    - With splits train and test, cross-validation on train selects the penalty.
-    - Otherwise, accuracy is the mean over folds; cross-validation in each fold's training part selects the penalty.
+    With the splits train and test, the classifier is trained on train and tested on test. The penalty is selected on
+    the split dev or, if there is none, by cross-validation on train. Without these splits, the accuracy is the mean
+    over folds, and the penalty is selected by cross-validation in the training part of each fold.
     """
     texts, second, words, split = data
     # sort as SentEval does, by number of tokens and then by class, because the folds depend on the order
@@ -90,11 +90,11 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
     splits = set(split)
     has_splits = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (has_splits and splits - {TRAIN, TEST, *DEV} == set()):
-        choices = f"{TRAIN} and {TEST}, optionally {' or '.join(DEV)}; for {kfold} folds on one split, use FILE#SPLIT"
+        choices = f"{TRAIN} and {TEST}, optionally {' or '.join(DEV)}; to cross-validate on one split, use FILE#SPLIT"
         raise ValueError(f"{source} has splits {', '.join(sorted(splits))}; they must be {choices}")
     counts = Counter(label for label, part in zip(labels, split, strict=True) if part == TRAIN or not has_splits)
     if len(counts) < 2:
-        raise ValueError(f"{source}: all training examples are of class {next(iter(counts))!r}: add other classes")
+        raise ValueError(f"{source}: all training examples are of class {next(iter(counts))!r}: add a second class")
     if unknown := sorted(set(labels) - set(counts)):
         raise ValueError(f"{source}: class {unknown[0]!r} has no training example: add one, or remove the class")
     label, fewest = min(counts.items(), key=lambda item: item[1])
@@ -106,7 +106,7 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (training rows, test rows) of each fold."""
+    """Return the folds, each as (training rows, test rows)."""
     folds = StratifiedKFold(settings["kfold"], shuffle=True, random_state=SEED).split(places, labels[places])
     return [(places[part], places[rest]) for part, rest in folds]
 
@@ -121,16 +121,16 @@ class LinearLayer:
         self.grid = self.split_grid = [10.0**power for power in range(-5, -1)]
 
     def validate(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
-        """Return the accuracies [folds, penalties], from 0 to 1, on the test rows of each fold."""
+        """Return accuracies from 0 to 1, [folds, penalties], on the test rows of each fold."""
         return np.array([self._fit(train, grid, dev)[0] for train, dev in folds])
 
     def predict(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
-        """Train a layer on the train split, and return the classes that it predicts for the test split, [test]."""
+        """Train a layer on the rows `train`, and return the classes that it predicts for the rows `test`."""
         _, (weight,) = self._fit(train, [penalty], dev)
         return (self.features[test] @ weight.T).argmax(1)
 
     def _fit(self, train: np.ndarray, penalties: Sequence[float], dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return each penalty's best dev accuracy, [penalties], and its weights, [penalties, classes, columns]."""
+        """Return the best dev accuracy of each penalty, [penalties], and its weights, [penalties, classes, columns]."""
         settings, random = self.settings, np.random.RandomState(SEED)
         if not len(dev):
             dev, train = np.split(train[random.permutation(len(train))], [int(HELD_OUT * len(train))])
@@ -165,7 +165,7 @@ class LinearLayer:
 
 
 class LogisticRegression:
-    """scikit-learn's logistic regression in float64. A penalty is a value of C, its inverse regularization strength."""
+    """scikit-learn's logistic regression in float64. A penalty is a value of C, the inverse regularization strength."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         self.features, self.labels = features.astype(np.float64), labels

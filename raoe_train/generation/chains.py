@@ -1,8 +1,8 @@
-"""Chains of sentences: their source sentences, the request of each step, and when a chain ends.
+"""Chains of sentences: read their source sentences, create the request of each step, and decide when a chain ends.
 
-The methods are those of the ranking-sentences paper's Appendix A. `guided`: the model rewrites the last sentence, and
-guidance moves the answer away from the sentence before the last (Eq. 3 and 4). `iterative`: `guided` without guidance.
-`single-step`: one request for the whole list."""
+The methods are those in Appendix A of the ranking-sentences paper. With `guided`, the model rewrites the last sentence,
+and guidance moves the answer away from the second-to-last sentence (Eq. 3 and 4). The method `iterative` is `guided`
+without guidance. With `single-step`, one request asks for the whole list."""
 
 import itertools
 import re
@@ -24,8 +24,8 @@ REDRAWS = 5  # maximum number of new attempts for a sentence
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
     """Read at most data.max_rows sentences. Return ([(row number from 1, sentence)], {reason: number of skipped rows}).
 
-    Empty rows, duplicates, texts of several lines or without letters, and texts for which `accept` returns a reason are
-    skipped. Raises ValueError for a row that is not a text (invalid UTF-8, a missing field) unless data.on_error is
+    A row is skipped if it is empty or a duplicate, if it has several lines or no letters, or if `accept` returns a
+    reason. Raise ValueError for a row that is not a text (invalid UTF-8, a missing field), unless data.on_error is
     skip.
     """
     skipped: Counter[str] = Counter()
@@ -54,8 +54,8 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
 
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
-    """Create the function `accept` of read_starts. It rejects texts with more than `longest` tokens, and texts with a
-    special token, because this token could end the instruction."""
+    """Create the argument `accept` of read_starts, a function that rejects texts with more than `longest` tokens. It
+    also rejects texts that contain a special token, because this token could end the instruction."""
     special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
 
     def reason(sentence: str) -> str | None:
@@ -81,7 +81,7 @@ class Chain:
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """Return the next request. If it needs more than `limit` positions, the chain fails, and None is returned."""
+        """Return the next request, or None if it needs more than `limit` positions and the chain therefore fails."""
         settings, step = self.generation, len(self.sentences)
         single = settings.method == "single-step"
         guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # lambda = 0 in step 1
@@ -96,7 +96,7 @@ class Chain:
         return Request(near, far, guidance, new, seed)
 
     def take(self, answer: Answer) -> None:
-        """Add an answer to the chain. This may finish the chain, or make it fail."""
+        """Add an answer to the chain. The answer may finish the chain or make it fail."""
         self.tokens += len(answer.ids)
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
@@ -129,8 +129,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate at most `slots` chains at a time, with one sentence of each chain per batch, and yield finished chains.
-    Waiting chains take the places of finished chains."""
+    """Generate at most `slots` chains at a time, and yield finished chains. Each batch contains one request of each
+    chain. When a chain is finished, a waiting chain takes its place."""
     active: list[Chain] = []
     while True:
         active += itertools.islice(chains, slots - len(active))

@@ -1,10 +1,9 @@
 """Guided decoding of a batch (Eq. 4 of the ranking-sentences paper).
 
-Nearer and farther contexts are rows of one left-padded batch with one KV cache, and continue with the same tokens. The
-tokens with which all contexts begin, such as a prompt's instruction, are read once. An answer does not depend on other
-requests: random numbers come from the request's own seed, and transformers' processors get only the answer's
-earlier tokens, without padding.
-"""
+The nearer and the farther contexts of all requests are rows of one left-padded batch with one KV cache. The two
+contexts of a request continue with the same tokens. If all contexts begin with the same tokens, such as the instruction
+of a prompt, the model reads these tokens once. An answer does not depend on other requests: random numbers come from
+the request's own seed, and transformers' logits processors get only the request's own tokens, without padding."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ class Answer:
 
 
 class GuidedDecoder:
-    """Decodes requests in one batch. Each answer is the same as if its request were decoded alone, up to rounding.
+    """Decodes requests in one batch. Up to rounding, each answer is the same as if its request were decoded alone.
 
     Args:
         model: a transformers causal language model, in eval mode, on its device.
@@ -105,7 +104,7 @@ class GuidedDecoder:
             logits = self._logits([[texts[n][-1]] for n in (*near, *far)], mask, cache)
 
     def _read(self, contexts: list[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
-        """Read contexts. Return ([R, V] logits after each context, the cache, the [R, columns] mask)."""
+        """Run the model on R contexts. Return ([R, V] logits after each context, KV cache, [R, columns] mask)."""
         cache = hf.DynamicCache(config=self.model.config)
         shared = common_beginning(contexts) if self._shares and len(contexts) > 1 else 0
         if shared < SHARED:
@@ -123,7 +122,7 @@ class GuidedDecoder:
         return self._logits(ids, mask, cache), cache, mask
 
     def _logits(self, ids: list[list[int]], mask: Tensor, cache: Any) -> Tensor:
-        """Return [R, V] logits after the rows' last tokens `ids`. Earlier tokens are in the cache; mask covers both."""
+        """Return [R, V] logits after the new tokens `ids`. The cache contains earlier tokens. The mask covers both."""
         inputs: dict[str, Any] = {"input_ids": torch.tensor(ids, device=mask.device), "attention_mask": mask}
         inputs |= {"past_key_values": cache, "use_cache": True}
         if "position_ids" in self._arguments:
@@ -133,7 +132,7 @@ class GuidedDecoder:
         return self.model(**inputs).logits[:, -1]
 
     def _choose(self, scores: "Scores", earlier: list[list[int]], uniform: Tensor | None) -> Tensor:
-        """Return [N] next tokens, -1 without a valid score. earlier: earlier tokens, if processors need them."""
+        """Return [N] next tokens, or -1 where no score is valid. `earlier` contains the tokens that processors need."""
         if uniform is None and not earlier:
             return scores.best()
         mixed = scores.mixed()
@@ -146,7 +145,7 @@ class GuidedDecoder:
         return torch.where(best.values.isfinite(), best.indices, -1)
 
     def _ended(self, ids: list[int], longest: int) -> str | None:
-        """Return why an answer ends with its last token, or None."""
+        """Return why an answer ends with its last token, or None if it does not end."""
         if ids[-1] in self.eos:
             return "eos"
         if stops := self.sampling.stop_strings:
@@ -165,29 +164,30 @@ class GuidedDecoder:
 
     def _check(self, request: Request) -> None:
         if not request.near or (request.far is not None and not request.far):
-            raise ValueError("a context must have at least one token, got an empty context")
+            raise ValueError("the context is empty: it must have at least one token")
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
-            raise ValueError(f"context and max_new_tokens need {longest} positions, but the model has {self.limit}")
+            raise ValueError(f"the context and max_new_tokens need {longest} positions, but the model has {self.limit}")
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of N answers' next tokens: guidance log p(x | near) - (guidance - 1) log p(x | far), as in Eq. 4."""
+    """Scores of N answers' next tokens x: guidance log p(x | near) - (guidance - 1) log p(x | far), as in Eq. 4."""
 
     logits: Tensor  # [N + F, V] of N nearer contexts, then of F farther contexts
     guidance: list[float]  # of each answer
     answers: list[int]  # the answer of each farther context, a place in the first N rows
 
     def mixed(self) -> Tensor:
-        """Return [N, V] scores, float32 or float64; plain logits for answers without a farther context."""
+        """Return [N, V] scores, float32 or float64. Answers without a farther context get their plain logits."""
         scores = self.logits[: len(self.guidance)].to(torch.promote_types(self.logits.dtype, torch.float32), copy=True)
         for guidance, near, far in self._guided():
             scores[near] = guided_log_probs(self.logits[near], self.logits[far], guidance=guidance)
         return scores
 
     def best(self) -> Tensor:
-        """Return the argmax of `mixed`, [N] tokens, without computing all scores; all -1 if a logit is not finite."""
+        """Return the argmax of `mixed`, [N] tokens, without computing all scores. If the logit of a chosen token is not
+        finite, all tokens are -1."""
         tokens = self.logits[: len(self.guidance)].argmax(-1)
         for guidance, near, far in self._guided():
             tokens[near] = guided_argmax(self.logits[near], self.logits[far], guidance=guidance)
@@ -195,14 +195,14 @@ class Scores:
         return tokens.where(self.logits.gather(1, of_rows[:, None]).isfinite().all(), -1)
 
     def _guided(self) -> Iterator[tuple[float, list[int], list[int]]]:
-        """Yield (guidance, rows of nearer contexts, rows of their farther contexts) for each guidance."""
+        """Yield (guidance, rows of nearer contexts, rows of their farther contexts) for each distinct guidance."""
         for guidance in {self.guidance[answer] for answer in self.answers}:
             rows = [place for place, answer in enumerate(self.answers) if self.guidance[answer] == guidance]
             yield guidance, [self.answers[row] for row in rows], [len(self.guidance) + row for row in rows]
 
 
 def common_beginning(contexts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens all contexts begin with. The last token of a context never counts."""
+    """Return the number of initial tokens that all contexts share. The last token of a context never counts."""
     for place, tokens in enumerate(zip(*contexts, strict=False)):
         if len(set(tokens)) > 1:
             return place
@@ -210,7 +210,7 @@ def common_beginning(contexts: Sequence[Sequence[int]]) -> int:
 
 
 def processors(sampling: Sampling) -> Any:
-    """Return a LogitsProcessorList of the penalties for earlier tokens, then temperature, top-k and top-p."""
+    """Return a LogitsProcessorList that applies penalties for earlier tokens, then temperature, top-k and top-p."""
     penalty, size, temperature = sampling.repetition_penalty, sampling.no_repeat_ngram_size, sampling.temperature
     steps = (
         penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
@@ -228,8 +228,8 @@ def uniforms(seed: int, count: int) -> Tensor:
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """Draw [N] tokens, int64, from [N, V] scores: in each row, the first token whose cumulative probability exceeds the
-    row's uniform number. -1 for a row with a NaN, or with only -inf."""
+    """Draw [N] tokens, int64, from [N, V] scores. In each row, draw the first token whose cumulative probability
+    exceeds the row's uniform number. A row with a NaN, or with only -inf, gets -1."""
     # float64, so that the sum of 10^5 probabilities exceeds 1 - 2^-24, the largest float32 below 1; a token with
     # probability 0 adds nothing and is never drawn
     cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)

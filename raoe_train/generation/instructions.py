@@ -1,4 +1,4 @@
-"""Prompts for a language model as token ids, and rules that its answers must pass.
+"""Prompts for a language model, as token ids, and the rules that its answers must follow.
 
 The texts in instructions.yaml are from the ranking-sentences paper (Appendix A). The paper mentions a "rule-based
 verification" without giving the rules, so the rules here are raoe's. Answers that break a rule are never repaired.
@@ -25,13 +25,13 @@ BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 @functools.cache
 def texts() -> dict[str, Any]:
-    """Return the prompt of each method, the "example" (32 sentences, for single-step) and the "boilerplate" pattern."""
+    """Return the prompt of each method, the "example" (32 sentences, for single-step) and the pattern "boilerplate"."""
     texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return {**texts, "boilerplate": re.compile(texts["boilerplate"], re.IGNORECASE | re.VERBOSE)}
 
 
 class Instructions:
-    """Creates the token ids of the prompt for a sentence.
+    """Creates the prompt for a sentence, as token ids.
 
     Args:
         tokenizer: a tokenizer of transformers.
@@ -52,10 +52,10 @@ class Instructions:
             template, chat = texts()[FEW_SHOT], bool(chat)
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
-            raise ValueError(f"generation.prompt must contain {{sentence}} in place of the sentence; got {template!r}")
+            raise ValueError(f"generation.prompt must contain the placeholder {{sentence}}, got {template!r}")
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if chat and not has_template:
-            raise ValueError("generation.chat is true, but the model's tokenizer has no chat template: set it to false")
+            raise ValueError("the model's tokenizer has no chat template: set generation.chat to false")
         self.tokenizer, self.chat = tokenizer, has_template if chat is None else chat
         full = texts()["example"]
         count, last = min(steps, len(full)), len(full) - 1
@@ -65,7 +65,7 @@ class Instructions:
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
 
     def copied(self, sentence: str) -> str | None:
-        """Return a problem if a line of the prompt ends with the sentence, else None."""
+        """Return a problem if a line of the prompt ends with the sentence, or None otherwise."""
         return "copied from the prompt" if any(line.endswith(sentence) for line in self.template.splitlines()) else None
 
     def text(self, sentence: str) -> str:
@@ -85,15 +85,15 @@ class Instructions:
 
 
 def numbered(sentences: Sequence[str]) -> str:
-    """Format sentences as in the single-step prompt: one per line, numbered "1. …"."""
+    """Format sentences as a numbered list ("1. …"), one sentence per line, as in the single-step prompt."""
     return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))
 
 
 def parse_list(text: str, steps: int) -> list[str] | str:
-    """Parse an answer to the single-step prompt. Return its sentences, or the problem with the answer.
+    """Parse an answer to the single-step prompt. Return the sentences, or else the problem with the answer.
 
     Items must be numbered from 1 without gaps, one per line. Blank lines, and lines before the first item that end with
-    a colon, are ignored. A list that does not have exactly `steps` items fails: it is never cut or extended.
+    a colon, are ignored. A list without exactly `steps` items is rejected, because lists are never cut or extended.
     """
     items: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -125,7 +125,7 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
 
 
 def flaw(sentence: str) -> str | None:
-    """Return why a text cannot be a sentence of a chain, as source or as answer, or None."""
+    """Return why a text cannot be a sentence of a chain (a source or generated sentence), or None if it can."""
     if not sentence:
         return "empty"
     if BREAKS.search(sentence):
@@ -134,7 +134,7 @@ def flaw(sentence: str) -> str | None:
 
 
 def unfinished(finish: str) -> str | None:
-    """Return the problem with an answer that was cut off at max_new_tokens; None for a complete answer."""
+    """Return the problem with an answer that was cut off at max_new_tokens, or None for a complete answer."""
     return "not complete: cut off at max_new_tokens" if finish == "length" else None
 
 

@@ -1,1 +1,1 @@
-"""The jobs of the command line. Each job is a function in the module of its name."""
+"""The jobs of the command line. Each job is a function in the module with the same name."""

@@ -16,7 +16,8 @@ from raoe_train.outputs import versions
 def check(config: CheckConfig) -> dict[str, Any]:
     """Check that the embeddings of a saved encoder do not depend on padding and batch size.
 
-    For a decoder of raoe, also check that tokens attend to later tokens if and only if it has bidirectional layers.
+    For a BidirectionalModel, also check that tokens attend to later tokens if and only if some layers are
+    bidirectional.
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"}, "model",
@@ -32,13 +33,13 @@ def check(config: CheckConfig) -> dict[str, Any]:
         print(f"  {name:<28} {value:.1e}")
     layers, seen = result["bidirectional"].values()
     note = "" if layers is None else f"; bidirectional layers: {layers}"
-    print(f"  token states {'depend' if seen else 'do not depend'} on later tokens{note}")
+    print(f"  hidden states {'depend' if seen else 'do not depend'} on later tokens{note}")
     print(f"failed: {', '.join(result['failed']) or 'none'}")
     return {**result, "model": config.model.name, "versions": versions()}
 
 
 def check_encoder(model: Any) -> dict[str, Any]:
-    """Check a SentenceTransformer in memory. Return the result of `check` without "model" and "versions"."""
+    """Check a SentenceTransformer in memory. Return the result of `check`, without "model" and "versions"."""
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
     from raoe_train.encoders.padding import SENTENCES, tolerance, unit_embeddings
 
@@ -66,7 +67,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
 
 
 def _sees_later_tokens(model: Any) -> bool:
-    """Whether the first token's last hidden state changes with the last token of the sentence."""
+    """Return whether the last hidden state of the first token changes if the last token of the sentence changes."""
     import torch
 
     features = model.preprocess(["Two men are playing chess in the park."])

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluateConfig, output: Output | None) -> dict[str, Any]:
     """Evaluate an encoder on similarity, transfer, polarity and retrieval tasks.
 
-    The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores results per
-    example, from which main metrics are computed. Until OUTPUT is written, OUTPUT.parts/ stores finished embeddings,
-    from which an interrupted job resumes. Under torchrun, each process encodes its share of the texts, and rank 0
-    computes the scores; this needs an output. A rerun can use a different number of processes.
+    The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores the results
+    of each example, from which the main metrics are computed. Finished embeddings are stored in OUTPUT.parts/ until
+    OUTPUT is written, so that an interrupted job can resume. Under torchrun, `output` must be set. Each process then
+    encodes its share of the texts, and rank 0 computes the scores. A rerun can use a different number of processes.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
@@ -59,7 +59,7 @@ def _evaluate(config: EvaluateConfig, output: Output | None, model: Any) -> dict
     if model is None:
         require(config.model.name, "model.name", "the encoder to evaluate")
         if output is None and rank_and_world()[1] > 1:
-            raise ValueError("--output is missing: several processes exchange embeddings in OUTPUT.parts")
+            raise ValueError("--output is missing: several processes need it to exchange embeddings in OUTPUT.parts")
     # read tasks before the model is loaded, so that a misspelt task costs no time
     data = config.data
     tasks = read_tasks(

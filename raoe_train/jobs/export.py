@@ -17,9 +17,10 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 
     A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. To
-    load a model with bidirectional layers, call `raoe_train.register()` first, or use trust_remote_code without raoe.
-    An adapter that was trained on 4-bit weights is merged into the unquantized weights of its base model, so its
-    embeddings change a little. With bitsandbytes, the change is measured on a few sentences.
+    load an exported model with bidirectional layers, call `raoe_train.register()` first or, if raoe is not installed,
+    pass `trust_remote_code=True`. An adapter that was trained on 4-bit weights is merged into the unquantized weights
+    of its base model, so the embeddings change slightly. If bitsandbytes is installed, the embeddings of a few
+    sentences before and after merging are compared.
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}, and
@@ -40,7 +41,7 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = require(config.output, "output", "the directory to write to")
     if (output.path / "metrics.json").exists():
-        raise ValueError(f"output {target} holds a run of `train`, which export never replaces: choose another output")
+        raise ValueError(f"output {target} contains a run of train, which export never replaces: choose another output")
     register()
     own_adapter = (source / "adapter" / "adapter_config.json").is_file()
     peft_adapter = (source / "adapter_config.json").is_file()
@@ -60,7 +61,7 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     if before is not None:
         cosines = (before * unit_embeddings(encoder, [SENTENCES])).sum(1)
         result["cosines"] = {"mean": float(cosines.mean()), "min": float(cosines.min())}
-        print(f"cosines of the embeddings of {len(SENTENCES)} sentences before and after merging: mean "
+        print(f"cosines between the embeddings of {len(SENTENCES)} sentences before and after merging: mean "
               f"{cosines.mean():.4f}, lowest {cosines.min():.4f}; evaluate {target} again")  # fmt: skip
     if not output.replaces:
         output.begin()
@@ -71,7 +72,7 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
 
 
 def _load(model: Model, *, merge_own: bool = False, merge_peft: bool = False) -> Any:
-    """Load a saved encoder on the CPU. Merge raoe's own adapter, or an adapter that peft saved, into its base model."""
+    """Load a saved encoder on the CPU. Optionally merge its adapter (saved by raoe or peft) into the base model."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Transformer
 

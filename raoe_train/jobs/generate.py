@@ -1,4 +1,4 @@
-"""The job `generate`: generate many chains of ranking sentences at once (see raoe_train.generation.chains)."""
+"""The job `generate`: generate chains of ranking sentences in batches (see raoe_train.generation.chains)."""
 
 import json
 import os
@@ -31,13 +31,13 @@ FEW = 0.1  # minimum share of verified chains; below it, the job reports a failu
 
 @job(together=True)
 def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
-    """Generate chains of sentences that move away from a source sentence step by step.
+    """Generate chains of sentences that move further away from a source sentence with each step.
 
     Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}, where
-    `id` is the row number of the source in the input, from 1. A chain that breaks a rule ends there and is written to
-    OUTPUT.failed.jsonl, with "reason" and "step". If generation.verify is false, no rule is checked. Under torchrun
-    or accelerate, each process generates its share, and the first process writes OUTPUT. Until then, OUTPUT.parts/
-    stores finished chains: an interrupted job resumes with the chains that were not finished.
+    `id` is the row number of the source sentence in the input, counted from 1. If a sentence breaks a rule, its chain
+    ends and is written to OUTPUT.failed.jsonl, with "reason" and "step". If generation.verify is false, no rules are
+    checked. Under torchrun or accelerate, each process generates its share of the chains, and rank 0 writes OUTPUT.
+    Until OUTPUT is written, finished chains are stored in OUTPUT.parts/, from which an interrupted job resumes.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
@@ -87,16 +87,15 @@ def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
 
 
 def load_tokenizer(model: LanguageModel) -> Any:
-    """Load the model's tokenizer."""
     if not model.name:
-        raise ValueError("model.name is missing: set it to a language model, by path or hub name")
+        raise ValueError("model.name is missing: set it to the path or hub name of a language model")
     with loading(model.name):
         return AutoTokenizer.from_pretrained(**_source(model))
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """Load a causal language model in eval mode on its device. ValueError if the files lack weights (such as those of
-    the head), because these weights would be random."""
+    """Load a causal language model in eval mode onto its device. Raise ValueError if the model's files lack weights
+    (such as those of the head), because the missing weights would be random."""
     device = model.device or default_device()
     check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
@@ -108,7 +107,7 @@ def load_language_model(model: LanguageModel) -> Any:
         result: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = result
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{model.name} is not a complete language model: it lacks weights {', '.join(missing[:3])}")
+        raise ValueError(f"{model.name} is not a complete language model: it lacks weights ({', '.join(missing[:3])})")
     return network.eval()
 
 
@@ -125,7 +124,7 @@ def _source(model: LanguageModel) -> dict[str, Any]:
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count the chains, their sentences, and the reasons why other chains failed."""
+    """Count the complete chains, their sentences, and the failed chains for each reason."""
     good = [row for row in rows if "reason" not in row]
     # without details that differ between chains: numbers and quotations
     reasons = [re.sub(r": .*[\d'\"].*", "", row["reason"]) for row in rows if "reason" in row]
@@ -138,7 +137,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return {id: row} of the finished chains of all processes. A killed process's incomplete last line is skipped."""
+    """Return {id: row} for the finished chains of all processes. Skip the incomplete last line of a killed process."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for _, row in json_rows(path, str(path)):
@@ -148,7 +147,7 @@ def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Write the rows of good chains to `path`, and rows with a "reason" to OUTPUT.failed.jsonl."""
+    """Write complete chains to `path`, and failed chains (rows with a "reason") to OUTPUT.failed.jsonl."""
     with replacing(path) as good_rows, replacing(beside(path, ".failed.jsonl")) as failed_rows:
         with open(good_rows, "w", encoding="utf-8") as good, open(failed_rows, "w", encoding="utf-8") as failed:
             for row in rows:
@@ -158,9 +157,9 @@ def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def _write(chains: Any, folder: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write each finished chain to a new file in `folder`, where killed runs may have left other files. `total` is the
-    number of this process's chains, of which `waiting` are not finished. Return the number of chains and tokens, and
-    the speed."""
+    """Write each finished chain to a new file in `folder`, which may also contain files of earlier, killed runs.
+    `total` is the number of chains of this process, and `waiting` is the number of those still to generate. Return the
+    number of chains and tokens, the duration and the speed."""
     tokens, start, done = 0, time.perf_counter(), total - waiting
     if done:
         print(f"resuming after {done} of {total} chains", flush=True)

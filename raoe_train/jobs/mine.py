@@ -1,4 +1,4 @@
-"""The job `mine`: with a frozen encoder, mine examples from labelled texts, or hard negatives for queries."""
+"""The job `mine`: use a frozen encoder to mine examples from labelled texts, or hard negatives for queries."""
 
 import random
 from collections import Counter
@@ -45,12 +45,13 @@ FOR_ROWS = ("range_min", "range_max", "max_score", "absolute_margin", "relative_
 def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     """Make examples for contrastive losses from labelled texts, or mine negatives for rows of queries and passages.
 
-    For labelled texts (section 3.4 of the margins paper), each sentence is combined with its k nearest sentences of the
-    same class and its k nearest sentences of other classes, if their cosines are above a threshold. Each row of OUTPUT
-    is an example for the chosen loss. OUTPUT has a random subset of all examples. For rows of queries and passages,
-    mine_hard_negatives of sentence-transformers selects negatives among the passages of all rows and of mining.corpus.
-    OUTPUT keeps rows without negatives. Embeddings are stored in model.cache, or in OUTPUT.parts/ until the job ends.
-    Under torchrun, each process encodes its share of the texts, and rank 0 does the rest. A rerun can use a
+    For labelled texts, each sentence is combined with its k nearest sentences of the same class and its k nearest
+    sentences of other classes (section 3.4 of the margins paper). Only neighbours with cosines above mining.threshold
+    are used. Each row of OUTPUT is an example for the loss. With mining.drop or mining.count, OUTPUT contains a random
+    subset of all examples. For rows of queries and passages, sentence-transformers' function mine_hard_negatives
+    selects negatives from the passages of all rows and of mining.corpus. OUTPUT keeps rows without negatives.
+    Embeddings are stored in model.cache or, if it is not set, in OUTPUT.parts/ until the job ends. Under torchrun, each
+    process encodes its share of the texts, and rank 0 does the rest of the work. An interrupted job can resume with a
     different number of processes.
 
     Returns:
@@ -88,7 +89,7 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
     sentences, labels = texts["text"][:], texts["label"][:]
     sizes = dict(sorted(Counter(labels).items()))
     if not sentences:
-        raise ValueError(f"{data.input}: every text has two different labels, so none can be used")
+        raise ValueError(f"{data.input}: every text has two different labels, so no text can be used")
     if len(sizes) < 2:
         raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more classes")
     columns = COLUMNS[loss]
@@ -126,8 +127,8 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
 
 
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
-    """Find each text's neighbours with cosines above mining.threshold, from [n, d] unit embeddings and [n] classes.
-    ValueError if no text has the neighbours that an example of the loss needs."""
+    """For each text, find the neighbours with cosines above mining.threshold, given unit embeddings [n, d] and classes
+    [n]. Raise ValueError if no text has the neighbours that an example of the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, min(mining.k, len(unit)))
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     first, second = near[:, 0], near_others[:, 0]  # the highest cosines
@@ -141,16 +142,17 @@ def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str)
 
 def _print(result: dict[str, Any], path: str, count: int | None) -> None:
     labels = result["labels"]
-    kinds = f" ({labels['1']} pairs of one class, {labels['0']} of two classes)" if labels else ""
+    kinds = f" ({labels['1']} pairs of the same class, {labels['0']} of different classes)" if labels else ""
     print(f"wrote {result['examples']} of {result['available']} available examples{kinds} to {path}")
     if count is not None and result["examples"] < count:
         print(f"fewer examples than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
     if result.get("without"):
-        print(f"{result['without']} sentences have no neighbour above mining.threshold")
+        print(f"{result['without']} sentences have no neighbour with a cosine above mining.threshold")
 
 
 class _Embedded:
-    """An encoder for mine_hard_negatives, which looks up embeddings. Both arguments are (texts, [n, d] unit rows)."""
+    """Substitute for an encoder, from which mine_hard_negatives gets precomputed embeddings. Each argument is a pair (n
+    texts, their unit embeddings [n, d])."""
 
     device = "cpu"
     similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # for unit rows
@@ -174,7 +176,7 @@ def _look_up(known: list[str], rows: np.ndarray, texts: list[str]) -> np.ndarray
 
 
 def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
-    """Mine negatives for rows from the passages of all rows and of mining.corpus. Write OUTPUT; return the result."""
+    """Mine negatives for each row from the passages of all rows and of mining.corpus. Write OUTPUT."""
     data, model, mining = config.data, config.model, config.mining
     table, counts = row_table(data.input, columns=data.columns or None, on_error=data.on_error)
     labelled: dict[tuple[str, str], list[str]] = {}
@@ -182,12 +184,13 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
         labelled.setdefault((query, positive), []).extend(filter(None, negatives))
     pairs, keeps = [*labelled], mining.keep_negatives
     if not keeps and any(labelled.values()):
-        print("the negatives of the input are replaced; --mining.keep_negatives true keeps them")
+        print("the negatives of the input are replaced; to keep them, set --mining.keep_negatives true")
     more = read_passages(mining.corpus, data.on_error).values() if mining.corpus else ()
     corpus = [*dict.fromkeys([*Texts({"": table.remove_columns("anchor")}), *more])]
     keywords, cross = {key: getattr(mining, key) for key in FOR_ROWS}, mining.cross_encoder
     if cross and all(value is None for value in (mining.max_score, mining.absolute_margin, mining.relative_margin)):
-        raise ValueError("mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin")
+        needed = "mining.max_score, mining.absolute_margin or mining.relative_margin"
+        raise ValueError(f"mining.cross_encoder has no effect without {needed}")
     if mining.use_faiss and find_spec("faiss") is None:
         raise ValueError("mining.use_faiss needs the package faiss: pip install faiss-cpu, or faiss-gpu on a GPU")
     queries, cache = [*dict.fromkeys(query for query, _ in pairs)], model.cache or output.parts
@@ -215,7 +218,8 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     rows = [[*pair, *dict.fromkeys([*kept.get(pair, []), *mined.get(pair, [])])] for pair in pairs]
     numbers = [len(row) - 2 for row in rows]
     if not any(numbers):
-        raise ValueError(f"{data.input}: no passage is a valid negative: lower the margins or raise max_score")
+        advice = "lower mining.absolute_margin or mining.relative_margin, or raise mining.max_score"
+        raise ValueError(f"{data.input}: no passage is a valid negative: {advice}")
     columns = ["anchor", "positive", "negative", *(f"negative_{number}" for number in range(2, max(numbers) + 1))]
     output.begin()
     write_rows(output.path, columns, (dict(zip(columns, row, strict=False)) for row in rows))

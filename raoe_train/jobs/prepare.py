@@ -17,7 +17,7 @@ from raoe_train.outputs import Output
 
 @dataclass
 class PublicSet:
-    """A public data set to prepare: its name and its entry in public.yaml; see PrepareConfig."""
+    """A public data set to prepare: its name, its entry in public.yaml, and settings of PrepareConfig."""
 
     name: str = ""
     entry: dict[str, Any] = field(default_factory=dict)
@@ -31,15 +31,15 @@ class PublicSet:
 def prepare(config: PrepareConfig, _: None) -> dict[str, Any]:
     """Download public data sets, check their numbers of rows and write one file per set.
 
-    Each file has a column split. A JSON file next to it has a summary with licence and source. To use the sets in
-    another job, set its data.dir to the output of prepare. Finished sets are skipped.
+    Each file contains a column `split`. A JSON file next to each data file contains the licence, the source and a
+    summary. To use the sets in another job, set its data.dir to the output of `prepare`. Finished sets are skipped.
 
     Returns:
         {"sets": {name: {"output": its file, "rows": {split: rows}, "left_out": {reason: rows}, "licence", "page",
         "from", "settings", "versions"}}}.
     """
     if not config.names:
-        raise ValueError("--names is missing: set it to data sets, such as snli, or to a paper, such as raoe")
+        raise ValueError("--names is missing: set it to names of data sets, such as snli, or of papers, such as raoe")
     target = Path(require(config.output, "output", "the directory to write to")).expanduser()
     if config.copies and not Path(config.copies).expanduser().is_dir():
         raise FileNotFoundError(f"no such folder: {config.copies!r} (copies)")
@@ -53,7 +53,7 @@ def prepare(config: PrepareConfig, _: None) -> dict[str, Any]:
 
 @job
 def prepare_set(config: PublicSet, output: Output) -> dict[str, Any]:
-    """Prepare one public data set. Return its entry in the result of `prepare`."""
+    """Prepare one public data set, and return its entry in the result of `prepare`."""
     name, entry = config.name, config.entry
     place, splits = find_public(name, entry, Path(config.copies).expanduser() if config.copies else None)
     rows, left_out = Counter[str](), Counter[str]()

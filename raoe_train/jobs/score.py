@@ -33,13 +33,13 @@ jina-embeddings-v3 it uses. text-matching is the adapter for similarity. Both te
 def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
-    OUTPUT has all rows of data.input, even rows without a gold label, and three more columns: score_1 and score_2 (the
-    raw cosines of the two teachers) and score (the mean of score_1 and score_2). OUTPUT.json is a summary,
-    grouped by label if the rows have NLI labels.
+    OUTPUT contains all rows of data.input, even rows without a gold label. Three columns are added: score_1 and score_2
+    are the raw cosines of the two teachers, and score is their mean. OUTPUT.json contains a summary, with statistics
+    for each label if the rows have NLI labels.
 
-    The teachers accept all settings of a frozen encoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
-    written. Under torchrun, each process scores its share, and rank 0 writes OUTPUT. A rerun can use a different number
-    of processes.
+    Each teacher accepts all settings of a frozen encoder. Scores are stored in OUTPUT.parts/ until OUTPUT is written.
+    Under torchrun, each process scores its share of the pairs, and rank 0 writes OUTPUT. An interrupted job can resume
+    with a different number of processes.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
@@ -79,9 +79,8 @@ def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
 
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
-    """Return the two teachers with their settings; by default, the RAOE paper's teachers. ValueError for unknown
-    settings, for the paper's teachers without trust_remote_code, and if one of the paper's teachers has the same name
-    as a local folder."""
+    """Return the two teachers with their settings; by default, the RAOE paper's teachers. Raise ValueError for unknown
+    settings, and if the paper's teachers are used without trust_remote_code or have the same name as a local folder."""
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(each.get("trust_remote_code") for each in options.values()):
         raise ValueError(
@@ -90,7 +89,7 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
         )
     for name in TEACHERS:
         if Path(name).exists() and name in (names or TEACHERS):
-            raise ValueError(f"{name} is a local folder and also a name on the hub: for the folder, write ./{name}")
+            raise ValueError(f"{name} is both a local folder and a name on the hub: to use the folder, write ./{name}")
     names = list(names) or list(TEACHERS)
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
@@ -108,7 +107,7 @@ def _scorer(teacher: FrozenEncoder, texts: Texts) -> Callable[[Any], np.ndarray]
 
 
 def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """Return {label: scores}, with rows without a label under "no label"; {} if no row has a label."""
+    """Return {label: scores}, with the key "no label" for rows without a label, or {} if no row has a label."""
     if (labels < 0).all():
         return {}
     names = {-1: "no label", **{number: name for name, number in NLI_LABELS.items()}}

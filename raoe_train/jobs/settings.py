@@ -1,4 +1,4 @@
-"""Configuration classes of the jobs. This file does not import torch, so that help and shell completion are quick."""
+"""Configuration classes of the jobs. This file does not import torch, so that help and shell completion are fast."""
 
 import contextlib
 import inspect
@@ -61,8 +61,8 @@ class TrainConfig:
     dry_run: Unrecorded[bool] = False
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords, and training arguments that only sentence-transformers knows (and import it if
-        there are any). Return the settings with the defaults of all keywords."""
+        """Check the loss, its keywords and `training.others` (for which sentence-transformers is imported). Return the
+        settings, with defaults for the keywords of the loss that are not set."""
         path, others = self.loss.class_path, self.training.others
         keywords = loss_keywords(loss_class(path))
         types = {name: key.type for name, key in keywords.items()}
@@ -79,7 +79,7 @@ class TrainConfig:
 
 
 def converted(section: str, values: Mapping[str, Any], types: Mapping[str, Any], advice: str = "") -> dict[str, Any]:
-    """Convert the values of a section to `types`. A key without a type raises ValueError, which ends with `advice`."""
+    """Convert the values of a section to `types`. For an unknown key, raise ValueError with `advice`."""
     for name in values:
         if name not in types:
             hint = nearest(f"{section}.{name}", [f"{section}.{each}" for each in types])
@@ -88,7 +88,6 @@ def converted(section: str, values: Mapping[str, Any], types: Mapping[str, Any],
 
 
 def known_losses() -> list[str]:
-    """Return the names of the losses in raoe_train.losses."""
     from raoe_train import losses
 
     return [name for name in losses.__all__ if _is_loss(getattr(losses, name))]
@@ -101,7 +100,7 @@ def _is_loss(kind: Any) -> bool:
 
 
 def loss_class(name: str) -> Any:
-    """Return the class of a loss by its name in raoe_train.losses, or by its import path. ValueError if none exists."""
+    """Find the class of a loss by its name in raoe_train.losses, or by its import path. ValueError if none exists."""
     with contextlib.suppress(ImportError, AttributeError, ValueError, TypeError):
         found = Choice(name).chosen
         if _is_loss(found):
@@ -111,7 +110,7 @@ def loss_class(name: str) -> Any:
 
 
 def loss_keywords(loss: Any) -> dict[str, Key]:
-    """Return the constructor keywords of a loss that users can set."""
+    """Return those constructor keywords of a loss that users can set."""
     return {name: key for name, key in keywords_of(loss).items() if name not in NO_KEYS}
 
 
@@ -137,7 +136,7 @@ class PrepareConfig:
 
 @dataclass
 class ScoreConfig:
-    """The teachers and the output of scoring.
+    """The teachers and the output of the job `score`.
 
     Args:
         teachers: two encoders, by path or hub name; by default, the two teachers of the RAOE paper

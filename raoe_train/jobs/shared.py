@@ -1,4 +1,4 @@
-"""The decorator `job`, which turns functions into jobs, and checks of settings that all jobs share."""
+"""The decorator `job`, which turns functions into jobs, and the checks of settings that all jobs share."""
 
 import contextlib
 import functools
@@ -19,11 +19,11 @@ from raoe_train.processes import on_rank_zero, rank_and_world
 def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool = False) -> Any:
     """Turn a function that takes a configuration object into a job. A running job locks its output.
 
-    A job is called with a recipe (a YAML file or the name of a shipped recipe) and settings that override the recipe,
-    nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``). A recipe may also be a configuration object.
+    A job is called with a recipe (a YAML file, the name of a shipped recipe, or a configuration object) and with
+    settings that override it, nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``).
 
-    If the output is finished and has the same settings, the job only returns its result. If the output has other
-    settings, the job raises ValueError, unless `overwrite` is set.
+    If the output is finished and was made with the same settings, the job only returns the recorded result. If the
+    output was made with other settings, the job raises ValueError, unless `overwrite` is set.
 
     Args:
         function: the job. Its parameter `config` is a dataclass. If this class has a field `output`, the job also takes
@@ -68,7 +68,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
 
 
 def output_of(config: Any) -> Output | None:
-    """Return the output of a configuration object with the settings to record, or None if there is no record."""
+    """Return the Output of a configuration object, with the settings to record, or None if nothing is recorded."""
     if not hasattr(config, "output") or not getattr(config, "has_record", True):
         return None
     settings = recorded(config)  # first, because it reports missing files
@@ -80,8 +80,8 @@ def output_of(config: Any) -> Output | None:
 
 
 def finished_result(output: Output | None) -> dict[str, Any] | None:
-    """Return the result of a finished output with the same settings, or None. Only the first process explains why an
-    output cannot be used; the others raise SystemExit."""
+    """Return the result if the output is finished and has the same settings, else None. If the output cannot be used,
+    rank 0 raises an error with the reason, and all other processes raise SystemExit."""
     try:
         return None if output is None else output.finished(say=True)
     except ValueError:
@@ -91,19 +91,20 @@ def finished_result(output: Output | None) -> dict[str, Any] | None:
 
 
 def check_nodes(output: Output) -> None:
-    """Raise ValueError in a process that reads other inputs than rank 0, or does not see the output of rank 0. Call it
-    after torch's process group and the record of the output exist."""
+    """Raise ValueError in a process whose settings or inputs differ from those of rank 0, or that does not see the
+    output of rank 0. Call this function after torch's process group and the record of the output have been created."""
     rank, settings = rank_and_world()[0], on_rank_zero(lambda: output.settings)
     if changed := different(settings, output.settings):
         advice = "all nodes need the same files and settings"
-        raise ValueError(f"process {rank} differs from process 0 in {', '.join(changed)}: {advice}")
+        raise ValueError(f"rank {rank} differs from rank 0 in {', '.join(changed)}: {advice}")
     if not output.record.exists():
-        raise ValueError(f"process {rank} does not see {output.path}: all nodes need the same file system")
+        raise ValueError(f"rank {rank} cannot find {output.path}: all nodes need a shared file system")
 
 
 def check_paths(config: Any) -> None:
-    """Raise ValueError if an output path is not writable, is an input, lies in an input model, or contains an input, or
-    if a path or another text is not UTF-8: Python reads its other bytes as surrogates, which libraries cannot write."""
+    """Raise ValueError if an output path is not writable, is an input, lies in an input model, or contains an input.
+    Also raise ValueError if a path or another text is not valid UTF-8, because Python reads invalid bytes as
+    surrogates, which libraries cannot write."""
     folders, files = dict(marked(config, "written folder")), dict(marked(config, "written file"))
     for key in folders.keys() - {"output"}:
         check_writable(Path(folders[key]).expanduser(), key)
@@ -130,7 +131,7 @@ def check_paths(config: Any) -> None:
 
 
 def require(value: str | None, key: str, meaning: str) -> str:
-    """Return the value of a setting without default. ValueError if it is missing."""
+    """Return the value of a setting that has no default. Raise ValueError if the value is missing."""
     if not value:
         raise ValueError(f"--{key} is missing: set it to {meaning}")
     return value

@@ -57,7 +57,7 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     """Train an encoder on the data that its loss requires: scored pairs, triplets, labelled pairs or lists.
 
     The encoder is saved in the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. An
-    interrupted run resumes when you start it again with the same settings. For a finished run, only its result is
+    interrupted run resumes when you start it again with the same settings. If the run is finished, only its result is
     returned. Under torchrun or accelerate, all processes train one encoder together.
 
     Returns:
@@ -68,9 +68,9 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
     Raises:
         FloatingPointError: the loss is NaN or infinite. The message names the step and shows the rows of its batch.
 
-    With evaluation.certificate, the result also has "certificate" (see raoe_train.training.certificate.choose; also
-    written to certificate.json). "failed" is 1 if the certificate rejects the run. Without a certificate,
-    "failed" is 1 if the dev score fell.
+    With evaluation.certificate, the result also contains "certificate", the content of certificate.json (see
+    raoe_train.training.certificate.choose). The key "failed" is 1 if the certificate rejects the run or, without a
+    certificate, if the dev score fell.
     """
     start_time = time.time()
     config, has_dev = by_data(config), bool(config.data.dev or config.data.dev_share)
@@ -107,7 +107,7 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
 
 
 def tasks_of(config: TrainConfig) -> dict[str, Task]:
-    """Read the tasks of the recipe, if any. The default reference of polarity tasks is the encoder before training."""
+    """Read the evaluation tasks. The default reference of polarity tasks is the encoder before training."""
     evaluation, model, polarity = config.evaluation, config.model, config.polarity
     if not evaluation.tasks:
         return {}
@@ -134,8 +134,8 @@ class Run:
     costs: list[dict[str, Any]] = field(default_factory=list)  # of each training, see Meter.costs
 
     def evaluate(self, tasks: dict[str, Task], dev: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the encoder's metrics x 100 on the dev sets (means over several dev sets), with None for an undefined
-        correlation, and on the tasks. If `dev` is set, it replaces the metrics on the dev sets."""
+        """Return the encoder's metrics x 100 on the dev sets (averaged over several dev sets) and on the tasks. An
+        undefined correlation is None. If the metrics `dev` are given, they replace an evaluation on the dev sets."""
         metrics = dict(dev or {})
         results = self.evaluator(self.encoder) if self.evaluator and dev is None else {}
         for name, key in self.evaluator.metrics.items() if results else ():
@@ -149,8 +149,8 @@ class Run:
 def prepare(
     config: TrainConfig, arguments: dict[str, Any], tasks: dict[str, Task], folder: Path, output: Output | None = None
 ) -> Run:
-    """Read the data, load the encoder, and start the output, if there is one: a run to overwrite is removed once all
-    inputs are read. `folder` has the cache of a teacher and a new encoder."""
+    """Read the data, load the encoder and, except in a dry run, start the output. A run to overwrite is removed only
+    after all inputs have been read. A teacher's cache and a new encoder are stored in `folder`."""
 
     def begin() -> None:
         if output is not None:
@@ -183,7 +183,7 @@ def prepare(
 
 
 def facts_of(run: Run) -> dict[str, Any]:
-    """Print and return facts about a run that do not depend on its training."""
+    """Print and return facts about a run that are known before training."""
     cut = {name: print_cut(run.encoder, prompted(run, name), name, "") for name in run.datasets}
     dev = run.evaluator.tasks if run.evaluator else {}
     cut |= {word: task.print_cut(run.encoder, word) for word, task in {**dev, **run.tasks}.items()}
@@ -202,7 +202,7 @@ def facts_of(run: Run) -> dict[str, Any]:
 
 
 def prompted(run: Run, name: str) -> Iterator[str]:
-    """Yield the texts of a training dataset with their prompts."""
+    """Yield each text of a training dataset with its prompt."""
     prompts: Any = run.trainer.args.prompts or ""
     if isinstance(prompts, dict):
         prompts = prompts.get(name, prompts)
@@ -213,8 +213,8 @@ def prompted(run: Run, name: str) -> Iterator[str]:
 
 
 def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Train, or resume training, and put the weights to save into the encoder. Return {"before", "after": metrics,
-    "best_step": step of the saved weights, and, if there are any, "certificate" and "failed"}."""
+    """Train or resume training, and load the selected weights into the encoder. Return {"before": metrics, "after":
+    metrics, "best_step": step of the selected weights}, with the keys "certificate" and "failed" where they apply."""
     config, certified = run.config, run.config.evaluation.certificate
     start = certificate.weights_of(run.encoder) if certified or run.trainer.args.load_best_model_at_end else {}
     guard = certificate.guard_of(config.data, run.encoder, config.training.seed) if certified else None
@@ -234,7 +234,8 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     after, best_step = run.evaluate(run.tasks, dev), trainer.state.best_global_step
     if (worse := report.lower(after, before)) and not certified:
         result["failed"] = 1
-        print(f"warning: on the dev set {worse}", "the start is saved" if start else "the last model is saved")
+        outcome = "the start is saved (the encoder before training)" if start else "the last model is saved"
+        print(f"warning: on the dev set {worse} {outcome}")
         if start:
             certificate.mix(encoder, start, start, 0.0)
             after, best_step = run.evaluate(run.tasks), 0
@@ -242,8 +243,8 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train_all(run: Run, start: certificate.Weights) -> certificate.Tried:
-    """Train the encoder or, with folds, train it from the start once for each fold. Return the checkpoints for the
-    certificate: {name: [the checkpoint], or a checkpoint of each fold}."""
+    """Train the encoder once or, with folds, once per fold, each time from the initial weights. Return the checkpoints
+    that the certificate compares, as {name: [a checkpoint or, with folds, the checkpoint of each fold]}."""
     place = run.output.path / CHECKPOINTS
     if not run.folds:
         fit_once(run, place)
@@ -263,7 +264,7 @@ def train_all(run: Run, start: certificate.Weights) -> certificate.Tried:
 
 
 def fit_once(run: Run, checkpoints: Path, fold: int = 0) -> None:
-    """Train with the current trainer, or resume its training from the newest checkpoint."""
+    """Train with the current trainer. Resume from the newest checkpoint, if there is one."""
     trainer, folder = run.trainer, run.output.path
     if run.folds or run.config.training.min_steps:
         trainer.args.max_steps = planned_steps(run)
@@ -284,7 +285,8 @@ def fit_once(run: Run, checkpoints: Path, fold: int = 0) -> None:
 
 
 def keep_rejected(run: Run, made: Mapping[str, Any]) -> None:
-    """Save the best rejected candidate, next to the start, and print how many more dev examples it needs."""
+    """Save the best rejected candidate in OUTPUT/rejected, and print how many more dev examples may make it
+    significant."""
     place, encoder = run.output.path / REJECTED, run.encoder
     remove(place)
     drop_head(encoder)
@@ -294,7 +296,7 @@ def keep_rejected(run: Run, made: Mapping[str, Any]) -> None:
     convert_parameters(encoder, dict.fromkeys(encoder.saved_dtypes, torch.float32))
     count = made["missing_examples"]
     more = f"; about {count} more dev examples could make a gain of this size significant" if count else ""
-    print(f"the best other candidate, {made['rejected']}, is saved in {run.output.user_path}/{REJECTED}{more}")
+    print(f"the best rejected candidate, {made['rejected']}, is saved in {run.output.user_path}/{REJECTED}{more}")
 
 
 def save(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -312,10 +314,10 @@ def save(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train for STEPS steps, and estimate time and memory of the whole run, without evaluations.
+    """Train for STEPS steps, and estimate the duration and peak memory of the whole run without its evaluations.
 
     Return {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": estimated duration of the run,
-    "peak_memory_mb": peak during these steps, as in metrics.json}. A batch with longer texts may need more memory.
+    "peak_memory_mb": peak during these steps, as in metrics.json}. Batches with longer texts may need more memory.
     """
     folder = Path(on_rank_zero(tempfile.mkdtemp))
     trial = {**arguments, "output_dir": str(folder), "max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no",
@@ -328,7 +330,7 @@ def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
     steps, meter = planned_steps(run) * max(1, len(run.folds)), run.trainer.meter
     seconds = steps * (meter.seconds - meter.first_seconds) / (STEPS - 1)
     size, unit = (1, "seconds") if seconds < 120 else (60, "minutes") if seconds < 7200 else (3600, "hours")
-    print(f"{steps} steps in about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
+    print(f"{steps} steps take about {seconds / size:.1f} {unit}; peak memory {meter.peak / 1000:.2f} GB")
     rows = {name: len(dataset) for name, dataset in run.datasets.items()}
     return {"rows": rows, "steps": steps, "seconds": seconds, "peak_memory_mb": meter.peak}
 
@@ -350,8 +352,8 @@ def build_trainer(
 
 
 def planned_steps(run: Run) -> int:
-    """Return the number of steps of the current training: max_steps or, if unset, all epochs' steps but at least
-    min_steps. With folds, all trainings together have twice as many steps."""
+    """Return the number of steps of the current training: max_steps or, if max_steps is not set, the steps of all
+    epochs, but at least min_steps. With folds, the steps of all trainings add up to twice this number."""
     trainer, training = run.trainer, run.config.training
     wanted, trainer.pretokenize = trainer.pretokenize, False  # only `train` needs tokens
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
@@ -361,7 +363,6 @@ def planned_steps(run: Run) -> int:
 
 
 def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
-    """Create the loss of a recipe for an encoder."""
     loss, keywords = config.loss.chosen, config.loss.init_args
     if not loss.asks_teacher:
         return loss(encoder, **keywords)

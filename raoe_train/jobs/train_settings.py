@@ -1,4 +1,4 @@
-"""Settings of the job `train`: the loss that fits the data, and checks before any data is read."""
+"""Settings of the job `train`: the choice of a loss that fits the data, and checks that run before any data is read."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from raoe_train.training.arguments import check_training
 
 
 def by_data(config: TrainConfig) -> TrainConfig:
-    """Replace AutoLoss with the loss that fits the columns of the first source, and print the choice."""
+    """Replace AutoLoss with the loss that fits the columns of the first training source, and print the choice."""
     if config.loss.chosen is not AutoLoss or not config.data.train:
         return config
     source, columns, keywords = config.data.train[0], config.data.columns, dict[str, Any]()
@@ -48,23 +48,22 @@ def check_config(config: TrainConfig) -> None:
     if changed and not (loss.asks_teacher or lists):
         raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")
     if data.redraw and config.training.batch_sampler is not None:
-        raise ValueError("data.redraw has its own batch sampler: remove training.batch_sampler")
+        raise ValueError("data.redraw uses its own batch sampler: remove training.batch_sampler")
     if data.redraw and data.max_rows is None:
         raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
-        raise ValueError(f"data.score_scale must have 2 numbers, or 2 numbers per source of data.train; got {scale}")
+        raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
     if config.evaluation.certificate:
         if not (data.dev or data.dev_share):
             raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")
         if config.training.save_strategy == "no":
-            problem = "evaluation.certificate needs checkpoints, but training.save_strategy is 'no'"
-            raise ValueError(f"{problem}: remove this setting")
+            raise ValueError("evaluation.certificate needs checkpoints: remove training.save_strategy 'no'")
         if "SHARDED" in str(config.training.others.get("fsdp_config")):
             advice = "remove state_dict_type from training.fsdp_config"
             raise ValueError(f"evaluation.certificate needs full checkpoints: {advice}")
     elif data.guard:
-        raise ValueError("data.guard has no effect without evaluation.certificate")
+        raise ValueError("data.guard has no effect without evaluation.certificate: remove data.guard")
     if config.training.others.get("fsdp") and config.model.load_in_4bit:
         raise ValueError("training.fsdp cannot shard 4-bit weights: remove training.fsdp or model.load_in_4bit")
     check_training(config.training, bool(data.dev or data.dev_share))

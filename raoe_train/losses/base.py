@@ -1,5 +1,5 @@
-"""Base classes of all losses: which data a loss needs, gradient caching, named parts of a loss, and gathering batches
-of equal size from all processes."""
+"""Base classes of all losses, which declare the data that a loss needs, cache gradients, name the parts of a loss, and
+gather batches of equal size from all processes."""
 
 import inspect
 import warnings
@@ -22,7 +22,7 @@ ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoder
 
 
 class LossParts(dict):
-    """Named parts of one loss, each a differentiable scalar, which the trainer adds and logs.
+    """Named parts of one loss, each a differentiable scalar. The trainer adds up the parts and logs each of them.
 
     MatryoshkaLoss and AdaptiveLayerLoss of sentence-transformers multiply, divide and add losses,
     which a plain dict does not support. If a tensor is added, it becomes the part "others".
@@ -48,9 +48,9 @@ class LossParts(dict):
 
 
 class Loss(nn.Module, ABC):
-    """A loss, named in recipes by its class or, for your own subclass, by its import path.
+    """Base class of all losses. Recipes name a loss by its class or, for your own subclass, by its import path.
 
-    The constructor takes the model and keyword arguments with types and defaults. Each keyword is a key in recipes.
+    The constructor takes the model, and keyword arguments with types and defaults, which recipes can set.
 
     Attributes:
         reads: the training data that the loss needs.
@@ -76,7 +76,8 @@ class CachedLoss(CachedLossMixin, Loss):
     """A loss that can encode its batch in mini-batches (gradient caching) and compare the texts of all processes.
 
     A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``, which returns the scalar loss of a whole
-    batch from the (B, D) embeddings of each column. The constructor stores keywords as attributes for model cards.
+    batch from the (B, D) embeddings of each column. The constructor of a subclass must store its keyword arguments as
+    attributes, for model cards.
 
     Args:
         model: the encoder.
@@ -139,7 +140,7 @@ class CachedLoss(CachedLossMixin, Loss):
         return cached(self, features, prepared)
 
     def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        """Return keywords for compute_loss_from_embeddings, before the encoder reads the batch."""
+        """Return keyword arguments for compute_loss_from_embeddings, before the encoder reads the batch."""
         return {"labels": labels}
 
     @abstractmethod
@@ -147,8 +148,8 @@ class CachedLoss(CachedLossMixin, Loss):
         """Return the scalar loss, or LossParts, from the (B, D) embeddings of each column."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: return the loss from mini-batches of embeddings. `labels` come
-        from prepare_labels."""
+        """Hook of CachedLossMixin: return the loss of the embeddings of all mini-batches. `labels`: see
+        prepare_labels."""
         columns = [torch.cat(column) for column in reps]
         loss = scalar(self, self.compute_loss_from_embeddings(columns, **labels))
         return backward(loss) if with_backward else loss
@@ -163,7 +164,7 @@ class CachedLoss(CachedLossMixin, Loss):
 
 class OneSweep(CachedLoss):
     """A loss of cosines that can be summed over Matryoshka widths (numbers of leading dimensions of an embedding). The
-    sum equals the value of a MatryoshkaLoss around this loss, but takes little more time and memory than one width.
+    sum equals the value of a MatryoshkaLoss around this loss, but needs little more time and memory than one width.
 
     Args:
         model, scale, **cached: arguments of CachedLoss.
@@ -192,9 +193,9 @@ class OneSweep(CachedLoss):
 def gather_rows(own: Tensor) -> Tensor:
     """Gather the rows of all processes in the order of ranks: (B, ...) -> (processes * B, ...).
 
-    In the backward pass, the process that owns a row receives the sum of all processes' gradients
-    of this row. If each process computes the mean loss of its own rows, or the same loss of all
-    rows, DistributedDataParallel's average is exactly the gradient of the whole batch.
+    In the backward pass, the process that owns a row receives the sum of the gradients that all processes computed for
+    this row. If each process computes the mean loss of its own rows, or the same loss of all rows,
+    DistributedDataParallel's average gradient is exactly the gradient of the whole batch.
     """
     if get_world_size() == 1:
         return own
@@ -212,7 +213,7 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def without_modules(module: Any) -> Any:
-    """Return a shallow copy of a module without submodules, weights, and methods that were replaced on the instance."""
+    """Return a shallow copy of a module without submodules, weights, and methods that the instance overrides."""
     bare = object.__new__(type(module))
     own = {name: value for name, value in vars(module).items() if not (callable(value) and hasattr(type(module), name))}
     vars(bare).update(own | {name: dict.fromkeys(own[name]) for name in ("_modules", "_parameters", "_buffers")})
@@ -220,13 +221,13 @@ def without_modules(module: Any) -> Any:
 
 
 def cached(loss: Any, features: list[Any], labels: Any) -> Any:
-    """Compute a loss with its method `forward_cached`, which also runs a backward pass. Return the loss or, if
-    `scalar` has stored named parts, these parts.
+    """Compute a loss with its method `forward_cached`, which also runs a backward pass. Return the loss or, if it has
+    named parts, these parts.
 
-    The gradients of the loss's own parameters (such as a learned scale) are attached to the returned value. So if the
-    loss is multiplied later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are multiplied,
-    too. In the same way, the gradient of the whole loss is attached to its first part, because only the sum of all
-    parts has the hook that replays mini-batches.
+    The gradients of the loss's own parameters (such as a learned scale) are attached to the returned value. If the
+    returned value is multiplied later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are
+    therefore scaled by the same factor. If the loss has named parts, the gradient of the whole loss is attached to the
+    first part, because only the sum of all parts carries the hook that replays mini-batches.
     """
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
@@ -246,7 +247,7 @@ def cached(loss: Any, features: list[Any], labels: Any) -> Any:
 
 
 def scalar(owner: Any, loss: Any) -> Tensor:
-    """Return the scalar to differentiate: a loss, or the sum of its parts, which `owner` stores for `cached`."""
+    """Return the scalar to differentiate: a loss, or the sum of its named parts, which are stored in `owner.parts`."""
     if not isinstance(loss, dict):
         return loss
     owner.parts.append(LossParts(loss).detach())
@@ -254,8 +255,7 @@ def scalar(owner: Any, loss: Any) -> Tensor:
 
 
 def backward(loss: Tensor) -> Tensor:
-    """Run the backward pass of a cached batch without the caller's autocast, as a loop does after its forward pass.
-    Return the detached loss."""
+    """Run the backward pass of a cached batch outside the caller's autocast, and return the detached loss."""
     with torch.autocast(loss.device.type, enabled=False):
         loss.backward()
     return loss.detach()

@@ -45,7 +45,7 @@ def innermost(loss: Any) -> Any:
 
 
 def embeds_columns(loss: Any) -> bool:
-    """Whether a loss is one of EMBED_COLUMNS, or inherits its `forward` from one of them."""
+    """Return whether a loss is of a class in EMBED_COLUMNS, or inherits its `forward` from such a class."""
     for cls in type(loss).__mro__:
         if cls.__name__ in EMBED_COLUMNS and cls.__module__.startswith(PACKAGES[0]):
             return True
@@ -55,10 +55,10 @@ def embeds_columns(loss: Any) -> bool:
 
 
 def misfit(loss: Any) -> str | None:
-    """Return why ByLength cannot wrap a loss, or None if it can. The loss must need only embeddings: it is one of
-    EMBED_COLUMNS, or its `forward` is that of sentence-transformers or raoe_train and calls
-    compute_loss_from_embeddings. Padding and other texts must not change an embedding of the encoder (see
-    reads_padding)."""
+    """Return the reason why ByLength cannot wrap a loss, or None if it can. The loss must need only embeddings: its
+    class is in EMBED_COLUMNS, or its `forward` comes from sentence-transformers or raoe_train and calls
+    compute_loss_from_embeddings. In addition, the encoder's embedding of a text must not depend on padding (see
+    reads_padding) or on other texts of the batch."""
     if isinstance(loss, MatryoshkaLoss):
         return misfit(loss.loss)
     if not isinstance(loss, nn.Module):
@@ -79,9 +79,9 @@ def _encoder(loss: Any) -> Any:
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's
-    method prepare_labels or, without this method, the batch's labels. `tokens` are tokenized columns,
-    for a loss with a guide."""
+    """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's method
+    prepare_labels or, without this method, the labels of the batch. `tokens` are tokenized columns, for a loss with a
+    guide."""
     if isinstance(loss, MatryoshkaLoss):
         if loss.uses_gradient_cache and embeds_columns(loss.loss):
             # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
@@ -104,11 +104,11 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
     except ValueError as error:
         if "values to unpack" not in str(error):
             raise
-        raise ValueError(f"{type(loss).__name__} cannot read {len(columns)} columns of texts") from None
+        raise ValueError(f"{type(loss).__name__} does not accept {len(columns)} columns of texts") from None
 
 
 def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute one of EMBED_COLUMNS: call it with embeddings as features, and without its model."""
+    """Compute a loss of a class in EMBED_COLUMNS, from embeddings as features and with a substitute for its model."""
     replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
     leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
     tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
@@ -130,7 +130,7 @@ def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[
 
 
 def _prepare_labels(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
-    """Return the argument `labels` of loss_of for a batch."""
+    """Return the labels of a batch in the form that the function loss_of reads."""
     return inner.prepare_labels(columns, labels) if isinstance(inner, CachedLoss) else labels
 
 
@@ -148,7 +148,7 @@ def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
 
 
 class Embedded(nn.Module):
-    """Replacement for the model if the columns already are (B, 1, D) embeddings."""
+    """Substitute for the model of a loss whose columns are already (B, 1, D) embeddings."""
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         return {**features, "sentence_embedding": features["embeddings"][:, 0]}
@@ -156,7 +156,7 @@ class Embedded(nn.Module):
 
 @dataclass
 class Batch:
-    """A batch that ByLength has planned, on the CPU or, once moved, on the model's device."""
+    """A batch that ByLength has planned, on the CPU until the method `to` moves it to the model's device."""
 
     runs: list[dict[str, Any]]  # features of each forward pass
     rows: list[Tensor]  # for each column, the indices of its texts among the encoded texts
@@ -179,13 +179,14 @@ class ByLength(CachedLossMixin, nn.Module):
     """Wrapper that encodes the distinct texts of a batch by length (raoe_train.encoders.lengths): in groups of similar
     length, each padded to its own longest text, or packed into one row without padding.
 
-    The loss and its gradient equal those of the padded batch, up to rounding and dropout masks. raoe_train.Trainer
+    The loss and its gradient equal those of the padded batch, up to rounding and dropout masks. `raoe_train.Trainer`
     wraps all losses that ByLength supports (see `misfit`), and plans batches in the collator. With
     SentenceTransformerTrainer, write loss=ByLength(loss).
 
-    If the loss caches gradients (`mini_batch_size`, `mini_batch_num_tokens`), the groups are its mini-batches: a group
-    has at most mini_batch_num_tokens or mini_batch_size x (length of the longest text) tokens, including padding. With
-    DDP or FSDP, all processes make the same number of forward passes. Batches of images go to the loss unchanged.
+    If the loss caches gradients, the groups are its mini-batches. Including padding, a group contains at most
+    `mini_batch_num_tokens` tokens or, if only `mini_batch_size` is set, mini_batch_size x (length of the longest text)
+    tokens. With DDP or FSDP, all processes run the same number of forward passes. Batches of images go to the loss
+    unchanged.
 
     Args:
         loss: a loss that needs only embeddings (see `misfit`), or sentence-transformers' MatryoshkaLoss around one.
@@ -220,12 +221,12 @@ class ByLength(CachedLossMixin, nn.Module):
 
     @property
     def uses_gradient_cache(self) -> bool:  # type: ignore[override]
-        """Whether the loss encodes its batches in mini-batches."""
+        """Return whether the loss encodes its batches in mini-batches."""
         return getattr(innermost(self.loss), "uses_gradient_cache", False)
 
     def plan(self, features: Iterable[dict[str, Any]], labels: Any = None) -> Batch | None:
         """Plan a batch of tokenized columns on the CPU: which texts each forward pass encodes, and what the loss needs
-        besides embeddings. Return None for columns that are not rows of tokens."""
+        besides embeddings. Return None for columns without rows of tokens, such as images."""
         columns, inner = [*features], innermost(self.loss)
         guided = not self.plans_rows
         runs = None if guided and "cu_seq_lens_q" in columns[0] else by_length(columns, self._grouping(inner))
@@ -238,7 +239,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return Batch(runs.features, runs.rows, prepared, words, columns if guided else [])
 
     def planner(self) -> "ByLength":
-        """Return a copy without encoders, which only plans batches, for processes that load data."""
+        """Return a copy for DataLoader workers, which contains no encoders and only plans batches."""
         inner = innermost(self.loss)
         bare = base.without_modules(self)
         bare.loss = base.without_modules(inner)
@@ -247,7 +248,7 @@ class ByLength(CachedLossMixin, nn.Module):
 
     @property
     def plans_rows(self) -> bool:
-        """Whether `plan` needs no padded tokens, which the guides of some losses read."""
+        """Return whether `plan` accepts columns without padding, which the guides of some losses cannot read."""
         inner = innermost(self.loss)
         return not (embeds_columns(inner) and hasattr(inner, "guide"))
 
@@ -266,7 +267,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return grouping_for(model, tensor_cores=self.tensor_cores, **limits)
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
-        """Return the loss of a planned batch, or of tokenized columns. `labels` has the format of the wrapped loss."""
+        """Return the loss of a planned batch, or of tokenized columns. `labels` has the wrapped loss's format."""
         features: Any = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
         if planned is None and self.keep is None:
@@ -300,7 +301,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return self._value(embeddings, batch)
 
     def _value(self, embeddings: Tensor, batch: Batch) -> Any:
-        """Return the loss of (texts, D) embeddings, plus the regularizer `keep` if there is one."""
+        """Return the loss of (texts, D) embeddings. If the regularizer `keep` is set, add its value."""
         loss = loss_of(self.loss, [embeddings[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
         if self.keep is None or batch.before is None:
             return loss
@@ -316,7 +317,7 @@ class ByLength(CachedLossMixin, nn.Module):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """Hook of CachedLossMixin: return (embeddings of a run, the random state before the run)."""
+        """Hook of CachedLossMixin: return (embeddings of one forward pass, random state before this forward pass)."""
         run = sentence_feature["runs"][begin]
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             state = RandContext(*run.values()) if copy_random_state else None
@@ -329,7 +330,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return embeddings if count is None else embeddings[:count]
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: return the loss of all runs' embeddings. `labels` is the Batch."""
+        """Hook of CachedLossMixin: return the loss of the embeddings of all forward passes. `labels` is the Batch."""
         (runs,) = reps
         embeddings = torch.cat(runs).detach().requires_grad_(with_backward)
         loss = base.scalar(self, self._value(embeddings, labels))
@@ -342,7 +343,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return loss.detach()
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the loss and its keywords, for the model card."""
+        """Return the name of the loss and its keyword arguments, for the model card."""
         loss: Any = self.loss
         return {"loss": type(loss).__name__, **(loss.get_config_dict() if hasattr(loss, "get_config_dict") else {})}
 
@@ -360,12 +361,12 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _is(layers: list[Any], *names: str) -> bool:
-    """Whether one of a model's wrappers has a class with one of these names. Comparing names avoids imports."""
+    """Return whether a class of a model or its wrappers has one of these names. Comparing names avoids imports."""
     return bool({cls.__name__ for each in layers for cls in type(each).__mro__} & set(names))
 
 
 def _most_forwards(forwards: int, layers: list[Any]) -> int:
-    """Return the number of forward passes to make: `forwards`, or with DDP or FSDP its maximum over processes."""
+    """Return the number of forward passes to run: `forwards` or, with DDP or FSDP, its maximum over all processes."""
     if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
     count = torch.tensor(forwards, device="cpu")
@@ -375,5 +376,5 @@ def _most_forwards(forwards: int, layers: list[Any]) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _on_hosts(world: Any) -> Any:
-    """Return a group of all processes for tensors on the CPU. NCCL's group would wait for the GPUs."""
+    """Return a process group for communicating tensors on the CPU. An NCCL group would wait for the GPUs."""
     return dist.new_group(backend="gloo")

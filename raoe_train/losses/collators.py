@@ -1,9 +1,9 @@
 """The kinds of training data that losses read, and their collators: for pairs with scores and NLI labels, for rows that
-lack negatives, for losses that also need the texts, and for lists of sentences. Also a collator that plans batches for
+lack negatives, for losses that also need the texts, and for lists of sentences. PlanningCollator plans batches for
 ByLength.
 
-The readers of the kinds are in raoe_train.training.reads, which losses do not import, because a loss can also be used
-without raoe's data."""
+The functions that read such data from files are in raoe_train.training.reads. Losses do not import these functions,
+because a loss can also be used with data that raoe did not read."""
 
 import copy
 import pkgutil
@@ -26,8 +26,9 @@ HOME = "raoe_train.training.reads"
 class RowCollator(SentenceTransformerDataCollator):
     """sentence-transformers' collator, extended to rows in which negatives are missing (None).
 
-    If negatives are missing, the batch's labels are {"missing": bool (B, columns)}, True for each missing text. The
-    positive of another row, which is encoded anyway, takes its place. ValueError if a first or second text is missing.
+    If negatives are missing, the batch's labels are {"missing": bool (B, columns)}, where True marks a missing text.
+    Each missing text is replaced by the positive of another row, which is encoded anyway. Raise ValueError if the first
+    or second text of a row is missing.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -58,14 +59,15 @@ class RowCollator(SentenceTransformerDataCollator):
 
 
 class ScoreLabelCollator(RowCollator):
-    """Collator for datasets with a column ``score`` and optionally ``label``; the collator of sentence-transformers
-    does not support both columns. The labels of a batch are ``{"score": float64 (B,), "label": int64 (B,)}``, without
-    the key of a column that the dataset lacks. (For ranks instead of scores in a batch, see PairLoss.reads_order.)
+    """Collator for datasets with a column ``score`` and, optionally, a column ``label``. The collator of
+    sentence-transformers does not support both columns together. The labels of a batch are ``{"score": float64 (B,),
+    "label": int64 (B,)}``, without "label" if the dataset lacks this column. (For ranks, see PairLoss.reads_order.)
 
-    ValueError if a label is neither a whole number (larger = less related) nor an NLI class, or if a score is not a
-    number. Datasets without a score are collated as in sentence-transformers.
+    Raise ValueError if a score is not a number, or if a label is neither a whole number (larger = less related) nor the
+    name of an NLI class. Datasets without a column ``score`` are collated as in sentence-transformers.
 
-    raoe_train.Trainer uses this collator for pair losses. For another trainer, pass the prompts of its arguments:
+    `raoe_train.Trainer` uses this collator for pair losses. For another trainer, pass its arguments' prompts to the
+    collator:
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
     """
@@ -84,8 +86,9 @@ class ScoreLabelCollator(RowCollator):
 
 
 class TextCollator(RowCollator):
-    """Collator that adds the texts of the columns, for losses with a teacher or guide. The labels of a batch are
-    a dict: "texts" holds one list of B texts (without prompts) per column; for "missing", see RowCollator.
+    """Collator that adds the texts of the columns to the labels, for losses with a teacher or guide. The labels of a
+    batch are {"texts": one list of B texts (without prompts) per column}. If negatives are missing, the labels also
+    contain "missing" (see RowCollator).
 
     The constructor takes the arguments of ScoreLabelCollator.
     """
@@ -103,13 +106,13 @@ class TextCollator(RowCollator):
 class ListCollator(SentenceTransformerDataCollator):
     """Collator for lists of sentences, for ListMLELoss.
 
-    Rows have a column `sentences`, a list of n texts, and optionally `label`, the teacher's n x n values as a flat
-    list. A batch is one tokenized column with the sentences of all lists in order, and the labels {"lengths": int64
-    (B,), "teacher": float32 (B, m, m)}. m is the length of the longest list, and shorter lists are padded with 0.
-    Without `label` there is no "teacher".
+    Each row has a column `sentences`, a list of n texts, and optionally a column `label`, the teacher's n x n values as
+    a flat list. A batch is one tokenized column with the sentences of all lists in order, and the labels {"lengths":
+    int64 (B,), "teacher": float32 (B, m, m)}. Here, m is the length of the longest list, and shorter lists are padded
+    with 0. Without the column `label`, there is no "teacher".
 
-    The constructor takes the arguments of ScoreLabelCollator. ValueError for a missing column `sentences`, an empty
-    list, or a wrong number of teacher values.
+    The constructor takes the arguments of ScoreLabelCollator. Raise ValueError for a missing column `sentences`, an
+    empty list, or a wrong number of teacher values.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class ListCollator(SentenceTransformerDataCollator):
             return {}
         for row in features:
             if not isinstance(row.get("sentences"), (list, tuple)) or not row["sentences"]:
-                raise ValueError(f"a row must have a column 'sentences', a list of texts; got {row.get('sentences')!r}")
+                raise ValueError(f"each row needs a list of texts in column 'sentences', got {row.get('sentences')!r}")
         lengths = [len(row["sentences"]) for row in features]
         # keep other columns, such as the name of the dataset if there are several datasets
         extra = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
@@ -144,7 +147,6 @@ class Reads:
     collator: type[SentenceTransformerDataCollator] = RowCollator
 
     def read(self, *arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Call the reader."""
         return pkgutil.resolve_name(self.reader)(*arguments)
 
 
@@ -168,8 +170,8 @@ def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
 
 
 class PlanningCollator:
-    """A collator that replaces the columns of another collator's batch by their plan (ByLength.plan), so that
-    DataLoader workers plan batches while the device computes. If the loss has no `plan`, a batch keeps its columns.
+    """Collator that replaces the columns of another collator's batch with a plan (see ByLength.plan), so that
+    DataLoader workers plan batches while the device computes. If the loss has no `plan`, batches do not change.
 
     Args:
         collate: the collator whose batches are planned.
@@ -195,7 +197,7 @@ class PlanningCollator:
             self.collate.preprocess_fn = self.tokenizer
 
     def pretokenize(self, datasets: Iterable[Any], bar: bool = True) -> None:
-        """Tokenize all texts of datasets.Datasets once, so that batches only copy tokens. `bar`: show progress."""
+        """Tokenize all texts of `datasets` once, so that later batches only copy tokens. `bar`: show progress."""
         texts = dict[str, None]()
 
         def collect(inputs: list[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _label(value: Any) -> int:
 
 
 def collator_of(losses: list[Any]) -> Any:
-    """Return the collator class that all losses need. Raise ValueError if they need different collators."""
+    """Return the collator class that all losses need. Raise ValueError if the losses need different collators."""
     classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {RowCollator}
     if len(classes) > 1:
         names = " and ".join(sorted(each.__name__ for each in classes))

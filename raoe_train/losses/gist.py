@@ -18,8 +18,8 @@ MarginStrategy = Literal["absolute", "relative"]
 class GISTLoss(InBatchLoss):
     """InfoNCE without the negatives that are too similar according to a guide encoder (GISTEmbed, Solatorio 2024).
 
-    The value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature,
-    if no text occurs twice. The guide encodes the texts in `labels`, which TextCollator adds.
+    If no text occurs twice, the value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss with
+    temperature 1 / scale. The guide encodes the texts in `labels`, which TextCollator adds.
 
     Args:
         model, scale, **contrastive: arguments of InBatchLoss. With gather_across_devices, contrast_anchors uses the
@@ -73,7 +73,7 @@ class GISTLoss(InBatchLoss):
 
 
 def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
-    """Return the teacher's (B, D') embeddings of each column's texts. Raise ValueError for labels without texts."""
+    """Return the teacher's embeddings (B, D') of each column's texts. Raise ValueError for labels without texts."""
     texts = labels.get("texts") if isinstance(labels, Mapping) else None
     if texts is None:
         raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")

@@ -1,4 +1,4 @@
-"""Base class of losses with in-batch negatives, and the ids by which it finds equal texts."""
+"""Base class of losses with in-batch negatives, and the text ids by which it finds duplicates."""
 
 import warnings
 from abc import abstractmethod
@@ -24,10 +24,10 @@ Ids = tuple[Tensor, Tensor] | None
 
 
 class InBatchLoss(CachedLoss):
-    """Base class: train each anchor to be more similar to its positive than to the other texts of the batch.
+    """Base class of losses that train an anchor to be more similar to its positive than to other texts of the batch.
 
     The columns are anchor, positive and any number of hard negatives, with the same number of rows. Rows can lack
-    negatives (see RowCollator). Logits are computed in chunks and not stored, so memory grows linearly with the batch.
+    negatives (see RowCollator). Logits are computed in chunks and not stored, so memory is linear in the batch size.
 
     Args:
         model, scale, **cached: see CachedLoss. With gather_across_devices, texts of all processes are negatives, and
@@ -57,7 +57,7 @@ class InBatchLoss(CachedLoss):
         if missing is None and not self.mask_duplicates:
             return {"labels": labels}
         if self.gather_across_devices and not self.mask_duplicates:
-            raise ValueError("gather_across_devices needs mask_duplicates for rows that lack negatives")
+            raise ValueError("if rows lack negatives, gather_across_devices needs mask_duplicates=True")
         # compute ids now: later, columns are sliced into mini-batches, and the encoder's modules may change features
         if self.mask_duplicates:
             columns = [text_ids(column) for column in features]
@@ -74,10 +74,11 @@ class InBatchLoss(CachedLoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None, ids: Ids = None
     ) -> Tensor:
-        """Return the scalar loss of (B, D) embeddings of the columns.
+        """Return the scalar loss from the (B, D) embeddings of each column.
 
-        `texts` are (B, columns) int64 text ids: equal for equal texts in any column and process, and MISSING for
-        missing negatives. `ids` (see Ids) can replace `texts`. Without `texts` and `ids`, no duplicates are masked.
+        `texts` contains int64 text ids (B, columns). Equal texts have equal ids in all columns and processes, and a
+        missing negative has the id MISSING. `ids` (see Ids) can be passed instead of `texts`. Without `texts` and
+        `ids`, duplicates are not masked.
         """
         self._check(embeddings)
         return self.of_columns(embeddings, labels, ids if texts is None else duplicate_ids(self.gather(texts)))
@@ -93,12 +94,12 @@ class InBatchLoss(CachedLoss):
         """Return the mean loss over the rows of this process."""
 
     def gather(self, column: Tensor) -> Tensor:
-        """Return a column with the rows of all processes, or unchanged without gather_across_devices. Gather columns
-        one by one: if columns are concatenated first, gathering mixes their rows."""
+        """Return a column with the rows of all processes. Without gather_across_devices, return it unchanged. Gather
+        each column separately, because gathering concatenated columns would mix their rows."""
         return gather_rows(column) if self.gather_across_devices else column
 
     def targets(self, own: Tensor) -> Tensor | None:
-        """Return (B,) indices of this process's rows in a gathered column; None without gathering, to save a sort."""
+        """Return the indices (B,) of this process's rows in a gathered column, or None if nothing is gathered."""
         if not self.gather_across_devices or get_world_size() == 1:
             return None
         return torch.arange(len(own), device=own.device) + get_rank() * len(own)
@@ -111,8 +112,8 @@ class InBatchLoss(CachedLoss):
         directions: tuple[str, ...] = ("query_to_doc",),
         **form: Any,
     ) -> Tensor:
-        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` is a list of the
-        guide's (B, G) embeddings, one per column; `form` has other keyword arguments of info_nce_loss."""
+        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` lists the guide's
+        embeddings (B, G) of each column. `form` contains other keyword arguments of info_nce_loss."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
         is_alone = len(positives) == 1 and torch.is_grad_enabled()
@@ -132,13 +133,13 @@ class InBatchLoss(CachedLoss):
 
 
 def duplicate_ids(texts: Tensor) -> Ids:
-    """Return Ids from (N, columns) text ids, or None if no text occurs twice or is missing, as in most batches. With
-    None, the op skips a pass that compares ids. On a GPU, this function waits for the device.
+    """Return Ids from text ids (N, columns). Return None if no text occurs twice and none is missing, as in most
+    batches. For None, the loss function skips the comparison of ids. On a GPU, this function waits for the device.
 
-    A query leaves out its own text and its positives in all rows. Queries with the same positives share an id. Queries
-    that share only some positives cannot share an id: for the pairs (q1, A), (q1, B), (q2, B) and (q2, C), one id would
-    leave out C for q1. They get ids in different places, so that B has an id of q1 in one place and an id of q2 in
-    another.
+    The negatives of a query exclude its own text and all of its positives, in any row. Queries with the same positives
+    share an id. Queries that share only some positives must not share an id. For example, with the pairs (q1, A), (q1,
+    B), (q2, B) and (q2, C), a shared id would also exclude C from the negatives of q1. In such batches, each text has
+    several ids: B has the id of q1 at one position and the id of q2 at another.
     """
     number = torch.unique(texts, return_inverse=True)[1]
     anchors, columns, count = number[:, 0], number[:, 1:].T.flatten(), int(number.max()) + 1
@@ -177,10 +178,11 @@ def duplicate_ids(texts: Tensor) -> Ids:
 
 
 def text_ids(features: dict[str, Tensor]) -> Tensor:
-    """Return (B,) int64 ids of a column's texts. Equal tokens give equal ids for any column, process and padding side.
+    """Return the int64 ids (B,) of a column's texts. Texts with equal tokens get equal ids, in any column and process,
+    and with padding on either side.
 
-    Each token is hashed together with its position to 64 bits (finalizer of splitmix64), and the hashes of a text's
-    tokens are added up. This runs on the device of the tokens. Two distinct texts have the same id with probability
+    Each token and its position are hashed to 64 bits with the finalizer of splitmix64, and the id of a text is the sum
+    of its hashes. This runs on the device of the tokens. Two distinct texts have the same id with a probability of
     2^-64.
     """
     tokens = features.get("input_ids")

@@ -27,10 +27,10 @@ RANKS = (2, 0, 1)  # ranks of positive, negative (contradiction) and neutral by 
 
 
 class InfoNCELoss(OneSweep, InBatchLoss):
-    """Train each anchor to find its positive among all positives and negatives of the batch, by ``info_nce_loss``.
+    """Train each anchor to find its positive among all positives and negatives of the batch, with ``info_nce_loss``.
 
-    With one hard negative, this is Eq. 6 of the BeLLM paper. If no text occurs twice, the value equals that of
-    sentence-transformers' MultipleNegativesRankingLoss with cos_sim and the same options.
+    With one hard negative per row, the loss is Eq. 6 of the BeLLM paper. If no text occurs twice, the value equals that
+    of sentence-transformers' MultipleNegativesRankingLoss with cos_sim and the same options.
 
     Args:
         model, scale, **contrastive: see InBatchLoss and OneSweep. With matryoshka_dims, one pass computes all widths,
@@ -81,7 +81,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         return torch.stack([self._of_widths(columns, ids, None) for columns in parts]).sum()
 
     def _of_widths(self, embeddings: list[Tensor], ids: Ids, dims: tuple[int, ...] | None) -> Tensor:
-        """Return the loss of the columns' embeddings, summed over the widths `dims`; None is the full width."""
+        """Return the loss of the columns' embeddings, summed over the widths in `dims` (None: only the full width)."""
         form: dict[str, Any] = {"scale": self.scale, "dims": dims}
         hardness: dict[str, Any] = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
         if not self.both_ways:
@@ -97,9 +97,10 @@ class AnglEContrastiveLoss(InfoNCELoss):
     Implementation for Ablations").
 
     The columns are anchor, positive, negative and optionally neutral. InfoNCE uses neutrals as additional hard
-    negatives. The angular part is CoSENT over ``pairwise_angle_sim`` of all pairs (anchor, other column) in the batch.
-    It trains Angle(positive) < Angle(neutral) < Angle(negative), also across anchors. The appendix has only these two
-    parts. AnglE itself adds CoSENT over the cosines of these pairs, and uses scale 1 for angles (recipe `angle`).
+    negatives. The angular part is CoSENT over ``pairwise_angle_sim`` between each anchor and the other texts of its
+    row. The angles are trained to satisfy Angle(positive) < Angle(neutral) < Angle(negative), also across anchors. The
+    appendix uses only InfoNCE and the angular part. The original AnglE (recipe `angle`) also adds CoSENT over the
+    cosines of the same pairs, and uses scale 1 for angles.
 
     Args:
         model, scale, **contrastive: see InfoNCELoss. All parts use `scale`.
@@ -127,7 +128,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         self.cosine_weight: float = convert("cosine_weight", cosine_weight, NonNegativeFloat)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
-        """Return the scalar loss of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
+        """Return the scalar loss from the (B, D) embeddings of 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
             raise ValueError(f"AnglEContrastiveLoss needs 3 columns, or 4 with neutral texts, got {len(embeddings)}")
         loss = super().compute_loss_from_embeddings(embeddings, labels, **texts)
@@ -137,7 +138,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """Return CoSENT over the similarities of all (anchor, other column) pairs, with RANKS as scores."""
+        """Return CoSENT over the similarities of each anchor and the other texts of its row, with RANKS as scores."""
         anchor, *rest = embeddings
         first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)

@@ -13,10 +13,10 @@ from raoe_train.data.columns import NAMES
 
 
 class Keep:
-    """Regularizer for any loss: mean of 1 - cos(embedding, embedding before training) over the distinct texts of a
-    batch (with several processes, of the batch of each process).
+    """Regularizer for any loss: the mean of 1 - cos(embedding, embedding before training) over the distinct texts of a
+    batch. With several processes, each process takes the mean over its own batch.
 
-    This is the less-forget constraint of Hou et al. (2019, equation 6), with the encoder before training as the old
+    It is the less-forget constraint of Hou and others (2019, equation 6), with the encoder before training as the old
     model. Results: docs/adapt.md.
 
     Args:
@@ -30,7 +30,7 @@ class Keep:
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """Return the weighted regularizer, a scalar, from (texts, D) embeddings now and before training."""
+        """Return the weighted regularizer, a scalar, from the embeddings (texts, D) now and before training."""
         # in bfloat16, rounding errors of cosines near 1 are as large as the changes that training makes
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)
@@ -38,9 +38,9 @@ class Keep:
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """Return the regularizer's weight `keep` as a number. "auto" is 0.3 if the scores have only two values, as with two
-    classes, and for queries and passages; otherwise it is 0. For scores with more values, averaging the weights before
-    and after training keeps scores on other texts equally high, and raises scores on the target more (docs/adapt.md).
+    """Return the regularizer's weight `keep` as a number. The value "auto" means 0.3 for queries and passages, and for
+    scores with only two values, such as two classes. Otherwise, "auto" means 0. For scores with more values, averaging
+    the weights before and after training works as well on other texts, and better on the target data (docs/adapt.md).
     """
     if keep != "auto":
         return keep

@@ -1,4 +1,4 @@
-"""Losses of sentence-transformers for recipes: subclasses that declare the training data that they need."""
+"""Losses of sentence-transformers for recipes. Each subclass declares the training data that it needs."""
 
 from typing import Any, Literal
 
@@ -21,8 +21,8 @@ class CosineSimilarityLoss(Loss, losses.CosineSimilarityLoss):
 
 
 class AutoLoss(Loss):
-    """Placeholder in recipes for the loss that fits the columns of data.train: PearsonLoss for pairs with scores or NLI
-    labels, InfoNCELoss for rows of queries and passages."""
+    """Placeholder in recipes for the loss that fits the columns of data.train. AutoLoss becomes PearsonLoss for pairs
+    with scores or NLI labels, and InfoNCELoss for rows of queries and passages."""
 
     reads = COSINES
 
@@ -62,16 +62,16 @@ class _Siamese(Loss):
 
 
 class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
-    """Half of the mean, over pairs, of distance² (similar pair) or max(0, margin - distance)² (dissimilar pair)."""
+    """Half the mean, over all pairs, of distance² (similar pairs) or max(0, margin - distance)² (dissimilar pairs)."""
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """Sum of distance² or max(0, margin - distance)², as in ContrastiveLoss, over only the hard pairs of a batch."""
+    """Sum, over only the hard pairs of a batch, of the squared terms of ContrastiveLoss."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
-    """Cross entropy of a linear classifier that predicts three NLI classes from (u, v, |u - v|), with the embeddings u
-    and v, as in SBERT (Reimers and Gurevych 2019, section 3). The classifier is not saved with the encoder."""
+    """Cross entropy of a linear classifier that predicts the three NLI classes from (u, v, |u - v|), where u and v are
+    the embeddings of a pair (SBERT, Reimers and Gurevych 2019, section 3). The classifier is not saved."""
 
     reads = CLASSES
 

@@ -16,18 +16,18 @@ TieOrder = Literal["ordinal", "random"]
 
 
 class ListMLELoss(CachedLoss):
-    """Train each sentence of a list to rank the list in the teacher's order, by ``list_mle_loss``.
+    """Train each sentence of a list to rank the list in the teacher's order, with ``list_mle_loss``.
 
-    A list of n sentences gives n rows. Row j has the model's cosines of x_j with *every* sentence of the list, also x_j
-    itself (Eq. 8 and 9 of the ranking-sentences paper, and the paper's code). The target of row j is row j of the
-    teacher's symmetric matrix refine_similarity(phi, omega). Without a teacher ("ranking only"), the target for x_k in
-    row j is -|k - j|: sentences nearer to x_j in the list rank first (Eq. 5).
+    A list of n sentences gives n rows of cosines. Row j contains the model's cosines of sentence x_j with *every*
+    sentence of the list, including x_j itself, as in the ranking-sentences paper (Eq. 8 and 9) and its code. The target
+    of row j is row j of the teacher's symmetric matrix refine_similarity(phi, omega). Without a teacher ("ranking
+    only"), the target of x_k in row j is -|k - j|, so sentences nearer to x_j in the list rank first (Eq. 5).
 
-    The loss is the mean over all rows of the batch, so the weight of a list is its number of sentences, as in the
-    paper's sum over the rows of a list. Lists are not compared with each other.
+    The loss is the mean over all rows of the batch. The weight of a list is therefore its number of sentences, as in
+    the paper, which sums over the rows of a list. Lists are not compared with each other.
 
-    A batch is one column with the sentences of all lists in order, and labels from ListCollator: {"lengths": (B,)
-    number of sentences in each list, "teacher": (B, n, n), where n is the longest list and padding is ignored}.
+    A batch is one column with the sentences of all lists in order. The labels come from ListCollator: {"lengths":
+    number of sentences in each list (B,), "teacher": (B, n, n), where n is the longest length and padding is ignored}.
 
     Args:
         model, scale, **cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
@@ -54,7 +54,8 @@ class ListMLELoss(CachedLoss):
         return {"labels": labels}
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """Return the scalar loss of one column of (N, D) embeddings. ValueError for other columns or labels."""
+        """Return the scalar loss from one column of (N, D) embeddings. Raise ValueError for several columns or labels
+        without "lengths"."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             got = f"{len(embeddings)} columns and {type(labels).__name__} labels"
             raise ValueError(f"ListMLELoss needs one column and the labels of raoe_train.ListCollator; got {got}")

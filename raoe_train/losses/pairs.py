@@ -1,4 +1,4 @@
-"""Losses of scored pairs (base class, CoSENT, AnglE and Pearson's correlation), and calibration of the scale."""
+"""Losses of scored pairs (base class, CoSENT, AnglE and Pearson's correlation), and calibration of their scale."""
 
 import copy
 from abc import abstractmethod
@@ -20,10 +20,10 @@ from raoe_train.losses.collators import SCORED_PAIRS
 
 
 class PairLoss(CachedLoss):
-    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which
-    returns a scalar loss or LossParts from (B,) tensors. label is None unless `needs_label`;
-    raoe_train.losses lists the kinds of labels. If the subclass is also a OneSweep, similarity can be
-    (K, B) for K widths, and the loss is then (K,).
+    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
+    or LossParts from (B,) tensors. `label` is None unless the loss needs NLI labels. `raoe_train.losses` lists the
+    kinds of labels that pair losses accept. If the subclass is also a OneSweep, `similarity` can have shape (K, B) for
+    K widths, and the loss then has shape (K,).
 
     Attributes:
         exact_scores: whether of_pairs gets scores in their own dtype, not in that of similarity.
@@ -74,16 +74,16 @@ class PairLoss(CachedLoss):
         return loss.sum()
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the similarity that the loss compares: (B, D), (B, D) -> (B,), or (K, B) for K widths."""
+        """Return the similarity of each pair of (B, D) embeddings, as a tensor (B,) or, for K widths, (K, B)."""
         return pairwise_cosine(a, b, dims=self.dims)
 
     @abstractmethod
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
-        """Return the scalar loss or LossParts of (B,) tensors. label is None unless needs_label."""
+        """Return the scalar loss or LossParts from (B,) tensors. `label` is None unless the loss needs NLI labels."""
 
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return (score, label), (B,) each, from any kind of labels. label is None unless needs_label.
-        Values are checked only if they are on the CPU."""
+        """Return (score, label), each of shape (B,), from any kind of labels. `label` is None unless the loss needs NLI
+        labels. Values are checked only if they are on the CPU."""
         name, needs_label = type(self).__name__, self.needs_label(vars(self))
         if isinstance(labels, Mapping):
             score, label = (self._tensor(labels.get(key)) for key in ("score", "label"))
@@ -106,9 +106,9 @@ class PairLoss(CachedLoss):
             if score.is_floating_point() and bool(score.isnan().any()):
                 raise ValueError(f"{name} got a NaN score: remove such pairs")
             if label is not None and bool((~(label >= 0) | (label != label.floor())).any()):
-                rule = "needs labels that are whole numbers from 0, larger = less related"
+                rule = "needs labels that are whole numbers from 0 (larger = less related)"
                 advice = "remove pairs without a label"
-                raise ValueError(f"{name} {rule} ({advice}), got {label.unique().tolist()[:8]}")
+                raise ValueError(f"{name} {rule}, got {label.unique().tolist()[:8]}: {advice}")
         return score, None if label is None else label.long()
 
     def _tensor(self, values: Any) -> Tensor | None:
@@ -178,11 +178,11 @@ class AnglELoss(PairLoss):
 
 
 class PearsonLoss(OneSweep, PairLoss):
-    """1 - Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
+    """1 minus Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
-    The loss does not change if all scores are shifted or multiplied by a positive number. So the loss needs neither the
-    range of the scores nor a temperature, and ignores `scale`. If all scores of a batch are equal, the gradient
-    is 0.
+    The loss does not change if all scores are shifted or multiplied by a positive number. The range of the scores
+    therefore does not matter. PearsonLoss has no temperature, and ignores `scale`. If all scores of a batch are equal,
+    the gradient is 0.
     """
 
     exact_scores = True
@@ -205,9 +205,9 @@ PAIRS = 1024  # calibrate encodes this many pairs, or one batch if a batch is la
 def calibrate(
     model: SentenceTransformer, loss: PairLoss, pairs: Dataset, *, batch_size: int = 64, seed: int = 42, **encode: Any
 ) -> float:
-    """Find the scale (of 25 values from 1 to 64) at which a loss of scored pairs is smallest before training.
+    """Find the scale, among 25 values from 1 to 64, at which a loss of scored pairs is smallest before training.
 
-    Above this scale, training can lower the loss by making all cosines similar (docs/lab/study.md). The RAOE paper's
+    At larger scales, training can lower the loss by making all cosines similar (docs/lab/study.md). The RAOE paper's
     scale of 20 fits scores that another encoder computed. Human scores are noisier and need a smaller scale.
 
     Args:

@@ -45,7 +45,7 @@ class RankMarginLoss(OneSweep, PairLoss):
 
 
 class _Gated(PairLoss):
-    """Base class of losses with the keyword `gate`. They need NLI labels unless `gate` is "score"."""
+    """Base class of losses with the keyword `gate`. These losses need NLI labels unless `gate` is "score"."""
 
     @classmethod
     def needs_label(cls, keywords: Mapping[str, Any]) -> bool:
@@ -53,15 +53,15 @@ class _Gated(PairLoss):
 
 
 class GatedAngularLoss(OneSweep, _Gated):
-    """RAOE's angular objective (Eq. 3): of two pairs, the pair with the larger label and the lower score must
-    have the larger angle.
+    """RAOE's angular objective (Eq. 3): of two pairs, the pair with the larger label and the lower score must have the
+    larger angle.
 
     Args:
         model, scale, **cached: arguments of OneSweep; scale multiplies angles in radians.
         gate: compare only pairs that differ in label and score (label+score, as in the paper), in score, or in label
             (as in the paper's Table 8)
 
-    Labels are whole numbers from 0, larger = less related (entailment 0, neutral 1, contradiction 2).
+    Labels are whole numbers from 0; a larger label means less related (entailment 0, neutral 1, contradiction 2).
     """
 
     exact_scores = reads_order = True
@@ -80,9 +80,10 @@ class GatedAngularLoss(OneSweep, _Gated):
 class RAOELoss(RankMarginLoss, _Gated):
     """RAOE (Eq. 1): ``rank_weight`` x RankMarginLoss + ``angle_weight`` x GatedAngularLoss.
 
-    ``forward`` returns both weighted parts as ``{"rank": …, "angle": …}``. The trainer adds the parts and logs each.
-    In your own loop, write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the gradient
-    of both parts is attached to ``rank``, and inside a MatryoshkaLoss, only the sum of both parts is returned.
+    ``forward`` returns both weighted parts as ``{"rank": …, "angle": …}``. The trainer adds up the parts and logs each
+    of them. In your own loop, write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the
+    gradient of both parts is attached to ``rank``, and a MatryoshkaLoss around RAOELoss returns only the sum of both
+    parts.
 
     Args:
         model, scale, **cached: arguments of OneSweep.

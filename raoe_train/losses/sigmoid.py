@@ -16,9 +16,9 @@ SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
 
 
 class SigmoidLoss(InBatchLoss):
-    """Classify every (anchor, text) pair of the batch as positive or not, by ``sigmoid_loss``.
+    """Classify every (anchor, text) pair of the batch as positive or negative, with ``sigmoid_loss``.
 
-    The value equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss if no text occurs twice.
+    If no text occurs twice, the value equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss.
 
     Args:
         model, scale, **contrastive: arguments of InBatchLoss.

@@ -22,18 +22,18 @@ RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep", "pretokeniz
 
 
 def check_training(training: Training, has_dev: bool) -> None:
-    """Raise ValueError for settings of evaluation and checkpoints that have no effect or contradict each other."""
+    """Raise ValueError for evaluation and checkpoint settings that have no effect or contradict each other."""
     if training.patience is not None and not has_dev:
         raise ValueError("training.patience needs a dev set to measure improvement: set data.dev or data.dev_share")
     if training.eval_strategy not in (None, "no") and not has_dev:
         raise ValueError(
             f"training.eval_strategy {training.eval_strategy!r} needs a dev set: set data.dev or data.dev_share, "
-            "or save the last model without evaluation, with --training.eval_strategy no"
+            "or, to save the last model without evaluation, use --training.eval_strategy no"
         )
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
-            "training.save_strategy is 'no', so there are no checkpoints from which the dev set can select the best: "
+            "training.save_strategy 'no' saves no checkpoints, so the dev set cannot select the best one: "
             "remove this setting, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
@@ -41,8 +41,8 @@ def check_training(training: Training, has_dev: bool) -> None:
 
 
 def trainer_arguments(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
-    """Return keywords for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for all others.
-    ValueError for settings that this class rejects."""
+    """Return keyword arguments for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for all
+    others. Raise ValueError for settings that SentenceTransformerTrainingArguments rejects."""
     recipe = {name: value for name, value in to_dict(training).items() if name not in RAOE_KEYS and value is not None}
     if (ratio := recipe.pop("warmup_ratio", None)) is not None:
         recipe["warmup_steps"] = ratio  # transformers 5 reads numbers below 1 as a share
@@ -83,7 +83,7 @@ def trainer_arguments(training: Training, output: Path, *, device: str | None, h
 
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Raise ValueError for values that SentenceTransformerTrainingArguments rejects, and for trackers that are not
-    installed. This also starts torchrun's process group, which is needed before there is a trainer."""
+    installed. Under torchrun, this also starts the process group, which is needed before there is a trainer."""
     rate = 1.0 if arguments["learning_rate"] == "auto" else arguments["learning_rate"]
     try:
         args = SentenceTransformerTrainingArguments(**{**arguments, "learning_rate": rate})
@@ -95,13 +95,13 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, datasets: Any) -> dict[str, Any]:
-    """Return the arguments with "bf16" and the learning rate for an encoder. ValueError for weights in float16 with
-    training.bf16 true on a CPU, where torch's layer norm cannot mix the two dtypes."""
+    """Return the arguments, with "bf16" and the learning rate set for an encoder. Raise ValueError for float16 weights
+    on a CPU with training.bf16 true, because torch's layer norm cannot mix these two dtypes on a CPU."""
     use_cpu, bf16 = arguments["use_cpu"], arguments["bf16"]
     if use_cpu and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
         if training.bf16 is True:
             advice = "set model.dtype to bfloat16 or float32, or training.bf16 to false"
-            raise ValueError(f"a CPU cannot train weights in float16 with training.bf16 true: {advice}")
+            raise ValueError(f"float16 weights cannot be trained on a CPU with training.bf16 true: {advice}")
         bf16 = False
     elif encoder.saved_dtypes and not arguments.get("fp16") and training.bf16 is not False:
         # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
@@ -118,8 +118,8 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
-    """Whether the device has units for bfloat16 products: tensor cores of a GPU, AVX512-BF16 or AMX of a CPU. Other
-    devices emulate bfloat16 in float32, which is slower. False if torch is too old to report this."""
+    """Return whether the device has hardware for bfloat16 products: tensor cores of a GPU, or AVX512-BF16 or AMX of a
+    CPU. Other devices emulate bfloat16 in float32, which is slower. Return False if torch is too old to report this."""
     if not use_cpu:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()

@@ -1,5 +1,5 @@
-"""Callbacks of the trainer: costs, log lines, log file, checkpoint at SIGINT or SIGTERM, and an error for a loss or
-weights that are NaN or infinite."""
+"""Callbacks of the trainer, which measure time and memory, print and write the log, save a checkpoint at SIGINT or
+SIGTERM, and raise an error for a loss or weights that are NaN or infinite."""
 
 import json
 import logging
@@ -37,11 +37,11 @@ IN_FLIGHT = 2  # number of steps whose losses may be unread when a step starts
 
 
 class Meter(TrainerCallback):
-    """Measures the duration of the training loop, without evaluation and checkpoints, and the peak memory of the loop.
+    """Measures the peak memory of the training loop, and its duration without evaluation and checkpoints.
 
-    Each log entry that later callbacks get also has "pairs_per_second" of all processes since the last entry
-    ("rows_per_second" for batches that are not pairs), and the loss's "scale" ("scale_NAME" with several datasets). The
-    trainer's own log history does not change.
+    Log entries that later callbacks receive also contain the speed of all processes since the last entry, as
+    "pairs_per_second" or, for batches that are not pairs, "rows_per_second". These entries also contain the loss's
+    "scale" or, with several datasets, "scale_NAME". The trainer's own log history does not change.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -54,7 +54,6 @@ class Meter(TrainerCallback):
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
-        """Count the rows of a batch."""
         columns = inputs["plan"].rows if "plan" in inputs else [v for k, v in inputs.items() if k.endswith("input_ids")]
         self.unit = "pairs" if len(columns) == 2 else "rows"
         rows = len(columns[0]) if columns else 0
@@ -144,8 +143,8 @@ class LogLines(PrinterCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes the trainer's log as JSON lines. When a run resumes, the lines after its checkpoint are removed. The lines
-    of a `fold` have its number, and follow those of earlier folds."""
+    """Writes the trainer's log as JSON lines. When a run resumes, the lines after its checkpoint are removed. With
+    folds, each line contains the number of its `fold`, and follows the lines of earlier folds."""
 
     def __init__(self, path: Path, fold: int = 0) -> None:
         self.path, self.fold = path, fold
@@ -172,10 +171,11 @@ class LogFile(TrainerCallback):
 
 
 class Interruption(TrainerCallback):
-    """Context manager in which SIGINT and SIGTERM make the trainer save a checkpoint at the end of the step and
-    stop with KeyboardInterrupt. A second signal stops at once. A resumed run removes this extra checkpoint before
-    its next regular checkpoint, so that it ends with the checkpoints of an uninterrupted run. If the trainer saves no
-    checkpoints, or has several processes (which would not stop at the same step), signals have their usual effect."""
+    """Context manager: at SIGINT or SIGTERM, the trainer finishes the step, saves a checkpoint and stops with
+    KeyboardInterrupt. A second signal stops the trainer at once. A resumed run removes the checkpoint of the
+    interruption before its next regular checkpoint, so it ends with the same checkpoints as an uninterrupted run.
+    Signals have their usual effect if the trainer saves no checkpoints, or runs in several processes, which would not
+    stop at the same step."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.came, self.handlers = args, False, dict[int, Any]()
@@ -211,12 +211,12 @@ class Interruption(TrainerCallback):
 
 
 class FiniteCheck(TrainerCallback):
-    """Raises FloatingPointError for a loss that is not finite, and before weights that are not finite are saved or
-    evaluated. A finite loss can have a gradient that is not finite; without a check of the weights, the error would
-    name the next step. The trainer calls `start` and `read` around each step.
+    """Raises FloatingPointError if the loss is not finite, and before weights that are not finite are saved or
+    evaluated. A finite loss can have a gradient that is not finite. Without a check of the weights, the error would
+    then name the next step. The trainer calls `start` before each step and `read` after it.
 
-    This callback also clears the gradients of the loss's own parameters, which sentence-transformers does only from
-    version 6.2 on.
+    This callback also clears the gradients of the loss's own parameters, because sentence-transformers before version
+    6.2 does not clear them.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -226,12 +226,12 @@ class FiniteCheck(TrainerCallback):
         self.unread = deque[Any]()  # (step, batch, loss, event) of steps whose losses are read late
 
     def start(self, batch: Mapping[str, Any]) -> None:
-        """Store the batch of a step, and check the losses of earlier steps that have reached the CPU."""
+        """Store the batch of a step, and check the losses of earlier steps that have been copied to the CPU."""
         self.before, self.batch = self.batch, dict(batch)
         self._read_late(IN_FLIGHT)
 
     def read(self, loss: Tensor) -> None:
-        """Check the loss of the step, at once or when a later step starts. (transformers would continue.)"""
+        """Check the loss of the step, at once or (on CUDA) when a later step starts. (transformers would continue.)"""
         step = self.trainer.state.global_step + 1
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
@@ -244,7 +244,7 @@ class FiniteCheck(TrainerCallback):
             raise not_finite(self.trainer, step, problem, self.batch)
 
     def _read_late(self, most: int) -> None:
-        """Check losses until at most `most` are unread, and all others that have reached the CPU."""
+        """Check losses until at most `most` are unread, and then those that have already been copied to the CPU."""
         while self.unread and (len(self.unread) > most or self.unread[0][3] is None or self.unread[0][3].query()):
             step, batch, value, event = self.unread.popleft()
             if event is not None:
@@ -264,12 +264,12 @@ class FiniteCheck(TrainerCallback):
 
 
 def has_finite_weights(model: Any) -> bool:
-    """Whether all trained parameters are finite."""
     return all(bool(torch.isfinite(weight).all()) for weight in model.parameters() if weight.requires_grad)
 
 
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """Return the error for a step whose loss or weights are not finite, with rows of the batch and advice."""
+    """Return the error for a step whose loss or weights are not finite, which shows rows of the batch and gives
+    advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     if "plan" in batch:
         texts = texts_of(batch["plan"].runs)
@@ -287,7 +287,7 @@ def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) 
 
 
 def write_events_to(trainer: Any, folder: Path) -> None:
-    """Make TensorBoard write to `folder`, unless TensorBoard's environment variable names another folder."""
+    """Make TensorBoard write to `folder`, unless TensorBoard's environment variable sets another folder."""
     for each in trainer.callback_handler.callbacks:
         if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
             each.logging_dir = str(folder)

@@ -1,6 +1,6 @@
-"""Choose the encoder that a run saves, by scores on the dev set and the guard (other texts). Candidates are checkpoints
-and mixtures of a checkpoint and the start (the encoder before training), which a paired bootstrap over the examples of
-the dev set compares with the start. A certificate lists all candidates (docs/adapt.md)."""
+"""Choose the encoder that a run saves, by its scores on the dev set and on the guard (other texts). Candidates are
+checkpoints, and mixtures of a checkpoint and the start (the encoder before training). A paired bootstrap over the
+examples of the dev set compares each candidate with the start. A certificate lists all candidates (docs/adapt.md)."""
 
 import math
 import re
@@ -38,8 +38,8 @@ def weights_of(encoder: Any) -> dict[str, torch.Tensor]:
 
 
 def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
-    """Set the trained parameters to share x trained + (1 - share) x start. In a LoRA adapter, only the matrix B is
-    mixed, because the adapter adds the product B A to the encoder's weights."""
+    """Set the encoder's trained parameters to share x trained + (1 - share) x start. In a LoRA adapter, only the matrix
+    B is mixed, because the adapter adds the product B A to the encoder's weights."""
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
             if name in start:
@@ -48,9 +48,9 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
 
 
 def guard_of(data: Data, encoder: Any, seed: int) -> Task:
-    """Return the guard, a task that correlates the cosines of pairs with their scores. The texts come from data.guard
-    or, if that is not set, are random phrases. Texts without scores are paired at random, and their cosines before
-    training are the scores."""
+    """Return the guard, a task that correlates the cosines of pairs with their scores. The texts come from data.guard.
+    If data.guard is not set, random phrases are used. Texts without scores are paired at random, and their cosines
+    before training are used as scores."""
     sources = {source: columns_in(source, data.columns) for source in data.guard}
     generator = np.random.default_rng(seed)
     if scored := ["score" in roles_in(source, columns) for source, columns in sources.items()]:
@@ -68,24 +68,24 @@ def guard_of(data: Data, encoder: Any, seed: int) -> Task:
 
 
 def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
-    """Return default texts for the guard: phrases of four random words of the vocabulary (docs/lab/adapt.md)."""
+    """Return the guard's default texts: phrases of four random words of the vocabulary (docs/lab/adapt.md)."""
     vocabulary = tokenizer.get_vocab()
     starts = [token for token in vocabulary if token.startswith(("Ġ", "▁"))]  # tokens that start a word, if marked
     words = sorted({token.lstrip("Ġ▁") for token in starts or vocabulary})
     if not (words := [word for word in words if len(word) > 3 and word.isalpha()]):
-        raise ValueError("the tokenizer's vocabulary has no words for the guard's phrases: set data.guard")
+        raise ValueError("the tokenizer's vocabulary has no words for random guard texts: set data.guard")
     return [" ".join(row) for row in generator.choice(words, (PHRASES, 4))]
 
 
 def choose(
     trainer: Any, start: Weights, tried: Tried, dev: Sequence[Task], guard: Task, evaluation: Any
 ) -> dict[str, Any]:
-    """Choose the weights to save (`put` puts them into the encoder), and print a table of the candidates.
+    """Choose the weights to save, and print a table of the candidates. The function `put` then loads these weights.
 
-    Candidates are the start, the weights of each entry of `tried`, and share x weights + (1 - share) x start for each
-    share in evaluation.mixtures. The function `winner` chooses. With folds, the weights are the mean of the folds'
-    checkpoints, and each checkpoint is evaluated on the dev set that it was not trained on: so the scores on dev are
-    evidence about such trainings, not about the mean itself (docs/adapt/proof.md compares both).
+    The candidates are the start, the weights of each entry of `tried`, and share x weights + (1 - share) x start for
+    each share in evaluation.mixtures. The function `winner` chooses. With folds, the weights are the mean of the folds'
+    checkpoints, but each checkpoint is evaluated on the dev set that it was not trained on. The dev scores are
+    therefore evidence about such training runs, not about the mean itself (docs/adapt/proof.md compares both).
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "rejected": in this case, the
@@ -148,14 +148,14 @@ def choose(
 
 
 def put(trainer: Any, start: Weights, tried: Tried, certificate: Mapping[str, Any], name: str) -> None:
-    """Put the weights of a candidate into the trainer's encoder. `tried`: as for `choose`."""
+    """Load the weights of a candidate into the trainer's encoder. `tried`: as for `choose`."""
     share = certificate["candidates"][name]["share"]
     paths = tried[name.partition(", ")[0]] if share else []
     mix(trainer.model, start, mean_of([_load(trainer, path) for path in paths]) if share else start, share)
 
 
 def mean_of(weights: Sequence[Weights]) -> Weights:
-    """Return the mean of several encoders' weights, of which each parameter has the same dtype."""
+    """Return the mean of the weights of several encoders with equal dtypes."""
     if len(weights) == 1:
         return weights[0]
     return {name: torch.stack([each[name].float() for each in weights]).mean(0) for name in weights[0]}
@@ -169,7 +169,7 @@ def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
 def _evaluate(
     encoder: Any, start: Weights, trained: Weights, share: float, tasks: Sequence[Task], batch_size: int
 ) -> tuple[list[float], list[Outcomes]]:
-    """Return each task's main metric x 100 for a mixture (NaN if undefined), and each task's results per example."""
+    """Evaluate a mixture. Return each task's main metric x 100 (NaN if undefined) and results per example."""
     mix(encoder, start, trained, share)
     outcomes = dict[str, Outcomes]()
     by_number = {str(number): task for number, task in enumerate(tasks)}
@@ -179,11 +179,11 @@ def _evaluate(
 
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. p is
-    corrected for the number of candidates with the max-t method of Westfall and Young (1993), section 2.5.
+    """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. The
+    p-values are corrected for the number of candidates with the max-t method of Westfall and Young (1993), section 2.5.
 
-    Return, for each candidate with a gain, the factor by which the number of examples would have to grow to make this
-    gain significant: standard errors fall with the square root of the number."""
+    For each candidate with a gain, return the factor by which the number of examples would have to grow to make this
+    gain significant. (Standard errors fall with the square root of the number of examples.)"""
     largest, ts = np.full(RESAMPLES, -np.inf), dict[str, float]()
     for name, values in samples.items():
         row = rows[name]
@@ -200,7 +200,7 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
 
 
 def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int) -> np.ndarray:
-    """Return the values of a statistic on paired bootstrap samples, [resamples]; NaN where it is undefined.
+    """Return the values [resamples] of a statistic on paired bootstrap samples, with NaN where it is undefined.
 
     Args:
         data: arrays [n]. A bootstrap sample draws the same indices from each array.
@@ -217,21 +217,21 @@ def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], r
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the LEVEL % percentile interval of bootstrap values, (low, high). NaN values are ignored."""
+    """Return (low, high), the LEVEL % percentile interval of bootstrap values. NaN values are ignored."""
     tail = (100 - LEVEL) / 2
     low, high = np.nanpercentile(values, [tail, 100 - tail])
     return float(low), float(high)
 
 
 def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Return Spearman's correlation x 100 along an axis; NaN where all values of `a` or all of `b` are equal."""
+    """Return Spearman's correlation x 100 along an axis, or NaN where all values of `a`, or all of `b`, are equal."""
     x, y = (ranks - ranks.mean(axis, keepdims=True) for ranks in (stats.rankdata(of, axis=axis) for of in (a, b)))
     spread = np.sqrt((x * x).sum(axis) * (y * y).sum(axis))
     return np.divide(100 * (x * y).sum(axis), spread, out=np.full(np.shape(spread), np.nan), where=spread > 0)
 
 
 def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
-    """Return (main metric of second) - (main metric of first), x 100, for each bootstrap sample of the examples,
+    """Return the difference in the main metric x 100, `second` minus `first`, for each bootstrap sample,
     [resamples]."""
     if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
         raise ValueError("the two results are for different examples: evaluate both encoders on the same data")
@@ -248,8 +248,9 @@ def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) ->
 def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
     """Return the name of the candidate to save, or "start" if no candidate is significantly better (paired bootstrap).
 
-    The gain of a candidate is its dev score minus `start`. Of the candidates that gain at least min_gain x the largest
-    gain, the candidate with the highest guard score wins, because it changes the scores of other texts least.
+    The gain of a candidate is its dev score minus `start`, the dev score before training. Among the candidates with a
+    gain of at least min_gain x the largest gain, the candidate with the highest guard score wins, because it changes
+    the scores of other texts least.
     """
     gains = {name: row["dev"] - start for name, row in candidates.items() if row["p"] < SIGNIFICANT}
     enough = [name for name, gain in gains.items() if gain >= min_gain * max(gains.values())]

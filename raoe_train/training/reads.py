@@ -1,5 +1,5 @@
-"""Functions that read a source into the dataset that a loss needs. losses/collators.py refers to them by name. Their
-arguments are a source, the section data with this source's labels and score_scale, model.prompt,
+"""Functions that read a source into the dataset that a loss needs. `losses/collators.py` refers to these functions by
+name. Each function takes a source, the section `data` with the labels and the score_scale of this source, model.prompt,
 and whether to read NLI labels."""
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def table_of(source: str, data: Data, make: Callable[..., Table], *unread: str, **options: Any) -> Table:
-    """Read a source with the function `make`, and ignore the columns `unread` of the source."""
+    """Read a source with the function `make`, ignoring the columns named in `unread`."""
     columns = {**data.columns, **dict.fromkeys(unread, "none")}
     return make(source, columns=columns, on_error=data.on_error, **options)
 
@@ -36,8 +36,7 @@ def scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool) 
 
 
 def ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs. If all scores are equal, raise ValueError, or warn if the loss also uses
-    labels."""
+    """Read scored pairs. If all scores are equal, raise ValueError (or warn, if the loss also uses labels)."""
     dataset, counts = scored_pairs(source, data, prompt, with_label)
     scores = min_max(dataset.data.column("score")).as_py()
     if scores["min"] == scores["max"]:
@@ -49,9 +48,8 @@ def ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) 
 
 
 def cosines(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs whose scores are targets for cosines. Scores are mapped from
-    data.score_scale to 0 … 1. But if the scale starts below 0 and lies within -1 … 1 (the default),
-    scores are not changed."""
+    """Read scored pairs whose scores are targets for cosines. Scores are mapped from data.score_scale to 0 … 1. Scores
+    on a scale that starts below 0 and lies within -1 … 1 (the default) are not changed."""
     dataset, counts = scored_pairs(source, data, prompt, with_label)
     scores = dataset["score"][:]
     lowest, highest = data.score_scale or (-1, 1)
@@ -81,18 +79,17 @@ def triplets(source: str, data: Data, prompt: str | None, with_label: bool) -> T
 
 def one_negative(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     if data.neutral:
-        raise ValueError("TripletLoss has no neutral texts: use data.neutral with InfoNCELoss or AnglEContrastiveLoss")
+        raise ValueError("TripletLoss uses no neutral texts: use data.neutral with InfoNCELoss or AnglEContrastiveLoss")
     return triplets(source, data, prompt, with_label)
 
 
 def two_classes(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read pairs with labels 1 and 0."""
+    """Read pairs with the labels 1 (similar) and 0 (dissimilar)."""
     data = replace(data, labels=data.labels or {"0": 0, "1": 1})
     return _labelled(source, data, 2, "labels must be 1 (similar) or 0 (not)")
 
 
 def nli_classes(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read pairs with NLI labels."""
     return _labelled(source, data, 3, "classes must be 0, 1 or 2")
 
 

@@ -36,9 +36,10 @@ Log = Sequence[Mapping[str, Any]]
 
 
 class DevEvaluator(SentenceEvaluator):
-    """Evaluates tasks of one kind for the trainer. Returns {NAME_METRIC: mean over tasks} for METRICS, with values up
-    to 1, or NaN. NAME_spearman_cosine or NAME_cosine_ndcg@10 selects the best model. With several tasks,
-    NAME_TASK_METRIC is the value of one task. NAME_WIDTH_METRIC is for embeddings truncated to a width in `widths`."""
+    """Evaluates tasks of one kind for the trainer. Returns {NAME_METRIC: mean over tasks} for the metrics in METRICS.
+    The values are at most 1, or NaN if undefined. The best model is selected by NAME_spearman_cosine or
+    NAME_cosine_ndcg@10. With several tasks, NAME_TASK_METRIC is the value of one task. NAME_WIDTH_METRIC is the value
+    for embeddings truncated to a width in `widths`."""
 
     def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
-    """Return {name: (score before training, after)} x 100, for the dev metric, each task, and S of polarity tasks."""
+    """Return {name: (score before training, after)} x 100 for the dev metric, each task, and S of polarity tasks."""
     before, after = metrics["before"], metrics["after"]
     main = _dev_metric(after)
     table = {"dev": (before.get(main), after[main])} if main in after else {}
@@ -107,9 +108,9 @@ def summary(metrics: dict[str, Any]) -> str:
 
 
 def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
-    """Plot the scores before and after training as bars, if there are scores, and below them the
-    logged losses and the dev metric x 100 over the steps. Return whether a plot was written: False
-    if no loss was logged, or if matplotlib fails. The suffix of `path` sets the format."""
+    """Plot the scores before and after training (if there are any) as bars, and below them the logged losses and the
+    dev metric x 100 over the steps. Return True if the plot was written, and False if no loss was logged or matplotlib
+    failed. The suffix of `path` sets the format."""
     if not any("loss" in entry for entry in log):
         return False
     try:
@@ -123,7 +124,6 @@ def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
 
 
 def run_figure(log: Log, bars: Mapping[str, tuple[float | None, float | None]]) -> Any:
-    """Return the figure of plot_run."""
     from matplotlib.figure import Figure  # does not change the user's pyplot backend
 
     heights = [1 + 0.5 * len(bars), 4.0] if bars else [4.0]
@@ -159,7 +159,7 @@ def run_figure(log: Log, bars: Mapping[str, tuple[float | None, float | None]]) 
 
 
 def _series(log: Log, key: str) -> np.ndarray:
-    """Return [2, n]: the steps whose log entry has a key, and the values of the key."""
+    """Return an array [2, n]: the steps whose log entries contain a key, and the values of this key."""
     return np.array([(entry["step"], entry[key]) for entry in log if key in entry], dtype=float).T
 
 
@@ -193,7 +193,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Escape a text for Markdown. Return one line, no part of which is read as Markdown, HTML or a URL."""
+    """Escape a text for Markdown. Return a single line in which nothing is read as Markdown, HTML or a URL."""
     escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
     line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
     return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # heading, list or quote

@@ -25,7 +25,7 @@ HEADING = "\n## Model Details\n"  # raoe's section is inserted before this headi
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
-    """Load the encoder to train. A new encoder is saved in `initial`, from where a resumed run loads it."""
+    """Load the encoder to train. A new encoder is saved in `initial`, and a resumed run loads it from there."""
     from raoe_train.encoders.load import load_encoder
 
     if model.name != SCRATCH:
@@ -56,7 +56,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
     """Return the newest usable checkpoint, or None. Print a warning for each checkpoint that is skipped because its
-    state is damaged, or because the optimizer's state is missing (allowed if `only_model`)."""
+    state is damaged or (unless `only_model`) because the optimizer's state is missing."""
     for path in reversed(complete_checkpoints(folder)):
         if not read_json(path / TRAINER_STATE_NAME):
             print(f"skipping checkpoint {path}: its {TRAINER_STATE_NAME} is damaged", flush=True)
@@ -90,14 +90,14 @@ def save_with_card(encoder: Any, output: Output, section: Sequence[str], name: s
 
 
 def _text(value: Any) -> Any:
-    """Escape a value for a table in sentence-transformers' card, which adds <code> around it and \\ before pipes."""
+    """Escape a value for a table in the model card, where sentence-transformers adds <code> and escapes pipes."""
     if isinstance(value, list):
         return [_text(each) for each in value]
     return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
 
 
 def find_best(folder: Path) -> None:
-    """Update the path of the best checkpoint in the states of checkpoints, because the folder may have been moved."""
+    """Update the path of the best checkpoint in the state of each checkpoint, because the folder may have moved."""
     for file in folder.rglob(TRAINER_STATE_NAME):
         state = TrainerState.load_from_json(str(file))
         moved = file.parent.parent / Path(state.best_model_checkpoint or "").name

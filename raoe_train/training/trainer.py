@@ -39,15 +39,16 @@ READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction
 class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for losses of raoe_train and sentence-transformers: one loss, or one per dataset.
 
-    Differences from the base class: The loss determines the collator. Losses of raoe find their columns by name, in any
-    order. If `args` has no prompts, texts get the encoder's default prompt or, if the first column is a query (such as
-    anchor or question), its query and document prompts. Batches are encoded by length (raoe_train.losses.ByLength). A
-    NaN or infinite loss stops training with an error that shows the rows. Checkpoints include the loss's own parameters
-    (a learned scale, a classifier), which stay equal in all processes. Weight decay skips scalar parameters. Several
-    processes split one batch, so all rows of a step come from one dataset. Evaluation uses all rows. The log is printed
-    as lines, and trackers also get speed and scale. With fsdp=True, `trainer.model` is a new encoder with all weights
-    after training; the encoder that was passed stays sharded. A subclass that overrides compute_loss gets tokenized
-    columns, and batches are planned in super().compute_loss.
+    This trainer differs from its base class in these points. The loss determines the collator. Losses of raoe find
+    their columns by name, in any order. If `args` sets no prompts, texts get the encoder's default prompt or, if the
+    first column contains queries (such as anchor or question), its query and document prompts. Batches are encoded by
+    length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the rows of the
+    batch. Checkpoints include the loss's own parameters (a learned scale, a classifier), which stay equal in all
+    processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of a step come from
+    one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get the speed and the scale of
+    the loss. With fsdp=True, `trainer.model` is a new encoder with all weights after training, and the encoder that was
+    passed stays sharded. If a subclass overrides compute_loss, this method gets tokenized columns, and
+    super().compute_loss plans the batches.
 
     Args:
         model: the encoder.
@@ -102,7 +103,7 @@ class Trainer(SentenceTransformerTrainer):
             raise ValueError("auto_find_batch_size has no effect in rt.Trainer: set per_device_train_batch_size")
         if isinstance(eval_dataset, Mapping) and args.metric_for_best_model in ("loss", "eval_loss"):
             losses = " or ".join(f"eval_{name}_loss" for name in eval_dataset)
-            raise ValueError(f"several evaluation datasets have no eval_loss: set metric_for_best_model to {losses}")
+            raise ValueError(f"several evaluation sets have no common eval_loss: set metric_for_best_model to {losses}")
         train_dataset, eval_dataset = from_frames(train_dataset), from_frames(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, *others, **keywords)
         # transformers' filter hides a NaN in the log and, on a GPU, waits for the loss twice a step.
@@ -142,13 +143,13 @@ class Trainer(SentenceTransformerTrainer):
         if any(isinstance(inner, CachedLoss) for _, inner in self._inner()):
             warn_without_cosine(self.model)
         if low := low_precision(self.model):
-            logger.warning("%d weights to train are in 16 bits, which rounds small updates away: load the encoder with "
-                           "dtype float32; bf16=True in the arguments keeps training fast", len(low))  # fmt: skip
+            logger.warning("%d trainable weights have 16 bits, so small updates are rounded away: load the encoder "
+                           "with dtype float32, and set bf16=True in args to keep training fast", len(low))  # fmt: skip
         if isinstance(self.args.prompts, Mapping):
             training_data.check_prompts(self.args.prompts, self.train_dataset, self.eval_dataset)
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
-        """Create the loss if it is a function of the model, and average its own gradients over processes."""
+        """Create the loss if it is a function of the model. Average the loss's own gradients over processes."""
         if isinstance(loss, str):
             raise ValueError(f"loss must be a loss object, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
@@ -168,7 +169,7 @@ class Trainer(SentenceTransformerTrainer):
         return loss
 
     def computed_loss(self) -> Any:
-        """Return `loss`, which may be a mapping, with ByLength around each loss that it supports."""
+        """Return the loss, or {dataset name: loss}, with ByLength around each loss that ByLength supports."""
         for loss in self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]:
             if loss not in self.wrapped:
                 self.wrapped[loss] = self.wrap_loss(loss)
@@ -214,8 +215,8 @@ class Trainer(SentenceTransformerTrainer):
         return super().preprocess_dataset(dataset, dataset_name)
 
     def _in_order(self, data: Any, name: str | None) -> Any:
-        """Return a dataset, or {name: dataset}, as its loss requires. Losses of raoe find columns by name, and all
-        other losses by position. Losses of NLI classes get raoe's numbers of the classes."""
+        """Return a dataset, or {name: dataset}, in the form that its loss requires. Losses of raoe find columns by
+        name, all other losses by position. For losses of NLI classes, labels get raoe's numbers."""
         if isinstance(data, Mapping):
             # copies, because sentence-transformers sets transforms on them in place
             return DatasetDict({key: copy.copy(self._in_order(each, key)) for key, each in data.items()})
@@ -256,7 +257,7 @@ class Trainer(SentenceTransformerTrainer):
         if self.is_fsdp_enabled:  # from here on, each process has all weights
             self.model = unsharded(self.full, self.model).to(self.args.device)
         if self.state.max_steps > 0 == self.state.global_step:
-            raise ValueError("nothing was trained: the stream has fewer rows than a batch of all processes")
+            raise ValueError("nothing was trained: the stream has fewer rows than a batch across all processes")
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result
@@ -266,7 +267,7 @@ class Trainer(SentenceTransformerTrainer):
             super()._run_epoch(*arguments, **keywords)
 
     def _build_dataloader(self, dataset: Any, batch_size: int, dataset_kind: str) -> Any:
-        """Build a DataLoader, which plans its batches unless accelerate splits each of them among processes later."""
+        """Build a DataLoader, which plans its batches unless accelerate later splits each batch among processes."""
         drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False  # evaluate all rows
         try:
             if dataset_kind == "train":
@@ -378,8 +379,8 @@ class Trainer(SentenceTransformerTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers of the losses without those of encoders. state_dict() would include the
-        encoders and, if they are sharded, gather all of their weights."""
+        """Return the parameters and buffers of the losses, without those of encoders. (`state_dict()` would include the
+        encoders and, if they are sharded, gather all of their weights.)"""
         losses = self.loss if isinstance(self.loss, Mapping) else {"loss": self.loss}
         return {
             f"{name}.{where}{key}": value.detach()

@@ -48,10 +48,10 @@ FOLDS, ROWS_OF_FOLD = 5, 20  # the number of folds, and the fewest rows of a fol
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
-    """Read the sources of a TrainConfig, and print a line for each source.
+    """Read the training sources of a TrainConfig, and print a line for each source.
 
     Return (DatasetDict with one dataset per source, all sentences of the datasets). The datasets are Arrow tables in
-    memory, with the columns that the loss reads. A teacher's cosines within lists are cached in the folder `cache`.
+    memory, with the columns that the loss reads. The teacher's cosines for lists of sentences are cached in `cache`.
     """
     data, seed, reads = config.data, config.training.seed, config.loss.chosen.reads
     scale = data.score_scale
@@ -88,10 +88,10 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
     """Add the training targets to a dataset of lists of sentences. For a list of n sentences, the column `label` has
     the n x n matrix of targets, flattened row by row.
 
-    `teacher.information` selects the targets: "both" for the teacher's cosines, refined by
-    `teacher.omega`; "semantic" for the unrefined cosines; "ranking" adds no column and needs no
-    teacher: the loss uses the order of each list. The cosines are cached in the folder `cache`. In
-    Table 3 of the ranking-sentences paper, (d) is "ranking" and (e) is "semantic".
+    `teacher.information` selects the targets. With "both", the targets are the teacher's cosines, refined by
+    `teacher.omega`; with "semantic", the unrefined cosines. With "ranking", no column is added and no teacher is
+    needed, because the loss uses the order of each list. The cosines are cached in the folder `cache`. In Table 3 of
+    the ranking-sentences paper, "ranking" is the variant (d), and "semantic" is the variant (e).
     """
     lists = [list(sentences) for sentences in dataset["sentences"]]
     columns: dict[str, Any] = {"sentences": lists}
@@ -105,10 +105,9 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
 
 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
-    """Return one [n, n] float32 array per list: the teacher's raw cosines, with 0 for a zero embedding.
-
-    The cache stores these cosines, not embeddings: 4 n^2 bytes for each list (4 kB for 33 sentences). Runs with another
-    omega, ablation or seed can share the cache.
+    """Return the teacher's raw cosines as one float32 array [n, n] per list. The cosines of a zero embedding are 0. The
+    cache stores these cosines, not embeddings, in 4 n^2 bytes per list (4 kB for 33 sentences). Runs with the same
+    lists and the same settings of the teacher can share the cache.
     """
     key = {"teacher": recorded(teacher), "lists": digest([list(texts) for texts in lists])}
     embed = embedder(teacher, "teacher")
@@ -126,13 +125,14 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
 
 
 def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any]]:
-    """Read the dev sets of a TrainConfig, or hold out data.dev_share of the first dataset. Return (training datasets,
-    {name: dev task}, folds), and print a warning if dev pairs also occur in the training data. If the loss reads rows,
-    a dev set without scores is a retrieval task. Other dev sets have scored pairs.
+    """Read the dev sets of a TrainConfig, or hold out a share (data.dev_share) of the first dataset. Return (training
+    datasets, {name: dev task}, folds), and print a warning if dev pairs also occur in the training data. If the loss
+    reads rows, a dev set without scores is a retrieval task. All other dev sets consist of scored pairs.
 
-    With a certificate and data.dev_share auto, a first dataset with fewer than FEW rows is divided into FOLDS dev sets,
-    unless training.patience is set, or a dev set would have fewer than ROWS_OF_FOLD rows. Then `folds` has, for each
-    dev set, the training datasets without it. Otherwise, `folds` is empty."""
+    With a certificate and data.dev_share auto, a first dataset with fewer than FEW rows is divided into FOLDS dev sets.
+    The dataset is not divided if training.patience is set, or if a dev set would have fewer than ROWS_OF_FOLD rows. For
+    each of the FOLDS dev sets, `folds` contains the training datasets without this dev set. Otherwise, `folds` is
+    empty."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     certified, tasks, folds = config.evaluation.certificate, dict[str, Task](), list[Any]()
@@ -169,29 +169,30 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
             datasets = folds.pop()
     for name, task in tasks.items():
         if task.n_queries:
-            print(f"{name}: {task.n_queries} dev queries search {len(task.sentences) - task.n_queries} passages")
+            passages = len(task.sentences) - task.n_queries
+            print(f"{name}: {passages} passages are ranked for {task.n_queries} dev queries")
     if len({task.kind for task in tasks.values()}) > 1:
         raise ValueError("data.dev mixes scored pairs and rows without scores: use only one kind")
     return datasets, tasks, folds
 
 
 def _among_others(rows: Any, datasets: Any, name: str, seed: int) -> Task:
-    """Create a task of held-out queries, which also search the passages of up to OTHER_ROWS training rows."""
+    """Create a task whose held-out queries also search the passages of up to OTHER_ROWS training rows."""
     others = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
     others = others.remove_columns(others.column_names[0]).select(range(min(len(others), OTHER_ROWS)))
     return of_rows(rows, name, Texts({"": others}))
 
 
 def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: int = 1) -> list[tuple[Any, Any]]:
-    """Hold out a `share` of the first dataset as a dev set. Return [(datasets without these rows, dev set)]. "auto"
-    holds out a tenth or DEV_ROWS rows, whichever is more, but at most three tenths.
+    """Hold out a `share` of the first dataset as a dev set. Return [(datasets without these rows, dev set)]. The share
+    "auto" holds out a tenth or DEV_ROWS rows, whichever is more, but at most three tenths.
 
     With several folds, divide the first dataset into that many dev sets of about equal size, and return a pair for each
-    of them. If this is impossible, hold out a share.
+    of them. If the dataset cannot be divided, hold out a `share` instead.
 
-    All rows with the same first text stay together. Both parts have at least two distinct scores or, without scores,
-    two distinct first texts. ValueError if this is impossible, for labels without scores, and for fewer than FEWEST
-    rows."""
+    All rows with the same first text stay together. The dev set and the remaining rows each have at least two distinct
+    scores or, without scores, two distinct first texts. Raise ValueError if no such split exists, for labels without
+    scores, and for fewer than FEWEST rows."""
     name, dataset = next(iter(datasets.items()))
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
@@ -230,7 +231,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
 
 
 def check_scores(name: str, loss: Any, data: Any) -> None:
-    """Raise ValueError if a loss would read NLI labels as scores: without a column `score`, it reads `label`."""
+    """Raise ValueError if a loss would read NLI labels as scores, because there is a column `label` but no `score`."""
     kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
     is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
     if is_read and max(filter(None, data.unique("label")), default=0) > 1:
@@ -239,14 +240,14 @@ def check_scores(name: str, loss: Any, data: Any) -> None:
 
 
 def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
-    """Create a batch sampler over `rows` random rows, which are redrawn in each epoch. They depend only on the seed and
-    the epoch, so a resumed run draws the same rows."""
+    """Create a batch sampler over `rows` random rows, which are redrawn in each epoch. The drawn rows depend only on
+    the seed and the epoch, so a resumed run draws the same rows."""
     sampler = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
     return DefaultBatchSampler(sampler, **settings)  # type: ignore[arg-type]
 
 
 def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) -> Any:
-    """Print how many pairs of a dev set are also training pairs, with their texts in either order. With `leave_out`,
+    """Print how many pairs of a dev set are also training pairs, in either order of their texts. With `leave_out`,
     return the datasets without these pairs, and raise ValueError if no pair is left. Otherwise, return the datasets
     unchanged."""
     columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
@@ -276,18 +277,18 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
 
 
 def check_sizes(datasets: Mapping[str, Any], args: Any) -> None:
-    """Raise ValueError for a dataset with fewer rows than a batch, because training would not use it at all."""
+    """Raise ValueError for a dataset with fewer rows than a batch, because training would not use its rows."""
     size, world = args.train_batch_size * args.world_size, args.world_size
     for name, dataset in datasets.items():
         if hasattr(dataset, "__len__") and len(dataset) < size:
             raise ValueError(
-                f"{name} has {len(dataset)} rows, fewer than a batch of {size} (for {world} processes), and "
+                f"{name} has {len(dataset)} rows, fewer than a batch of {size} rows (processes: {world}), and "
                 "incomplete batches are dropped: lower training.per_device_train_batch_size"
             )
 
 
 def to_pretokenize(wanted: bool | Literal["auto"], loader: Any, args: Any) -> list[Dataset]:
-    """Return the datasets of a DataLoader, if their texts are to be tokenized before the first step."""
+    """Return the datasets of a DataLoader if their texts should be tokenized before the first step, else []."""
     parts = getattr(loader.dataset, "datasets", [loader.dataset])
     if not wanted or not all(isinstance(part, Dataset) for part in parts):
         return []  # a stream has texts without end
@@ -298,8 +299,8 @@ def to_pretokenize(wanted: bool | Literal["auto"], loader: Any, args: Any) -> li
 
 
 def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
-    """Print the number of negatives of a row, for a loss with in-batch negatives. Raise ValueError for rows that have
-    none, and for columns that the loss does not use."""
+    """For a loss with in-batch negatives, print the number of negatives of a row. Raise ValueError for rows without
+    negatives, and for columns that the loss does not use."""
     columns = columns_in_order(data)
     if ignored := {*columns} & {"label", "score"}:
         advice = "remove it, or convert rows with label 1 and 0 with raoe_train.data.rows.row_table"
@@ -320,7 +321,7 @@ def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
 
 
 def check_prompts(prompts: Any, *data: Any) -> None:
-    """Warn about prompts of columns or datasets that do not exist."""
+    """Warn about prompts for columns or datasets that do not exist."""
     names = {name for each in data if isinstance(each, Mapping) for name in each}
     tables = [table for each in data for table in (each.values() if isinstance(each, Mapping) else [each])]
     known = names | {name for table in tables if table is not None for name in columns_in_order(table)}
@@ -331,8 +332,8 @@ def check_prompts(prompts: Any, *data: Any) -> None:
 
 
 def own_prompts(model: Any, data: Any) -> Any:
-    """Return the encoder's own prompts for the columns of a dataset, or of {name: dataset}. If the first column has no
-    queries, or the prompts for queries and documents are equal, return the default prompt."""
+    """Return the encoder's own prompts for the columns of a dataset, or of {name: dataset}. If the first column does
+    not contain queries, or the prompts for queries and documents are equal, return the default prompt."""
     if isinstance(data, Mapping):
         own = {name: own_prompts(model, each) for name, each in data.items()}
         different = [each for each in own.values() if each != next(iter(own.values()))]
@@ -348,12 +349,12 @@ def own_prompts(model: Any, data: Any) -> Any:
         reason = f"{first} is not a column of queries ({', '.join(NAMES['anchor'])})"
         print(f"the encoder's prompts for queries and documents are not used: {reason}")
         return default
-    print(f"the encoder's own prompts: {query or ''!r} for {first}, {document or ''!r} for other columns")
+    print(f"the encoder's own prompts are used: {query or ''!r} for {first}, {document or ''!r} for other columns")
     return {first: query or "", **dict.fromkeys(others, document or "")}
 
 
 def without_gaps(data: Any) -> Any:
-    """Return a view of a Dataset or DatasetDict that has no missing values, after the dataset's own transform."""
+    """Return a view of a Dataset or DatasetDict that fills missing values, after the dataset's own transform."""
     if isinstance(data, Mapping):
         return DatasetDict({name: without_gaps(each) for name, each in data.items()})
     if not isinstance(data, Dataset):

@@ -42,7 +42,7 @@ def test_hidden_labels(tmp_path):
     for hidden in ("-1", "-1.0"):
         path = write(tmp_path / "test.csv", HEADER + f"a,b,c,{hidden}\nd,e,f,{hidden}\n")
         assert read_conditional(path, scored=False).column_names == ["sentence1", "sentence2"]
-        with pytest.raises(ValueError, match=r"test\.csv, line 2: label -1 is a hidden label: such rows cannot"):
+        with pytest.raises(ValueError, match=r"test\.csv, line 2: label is -1, which marks a hidden label"):
             read_conditional(path)
 
 
@@ -66,11 +66,11 @@ def test_errors_name_the_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("prompt", "there"),
     [
-        ("{text}", "it has {text}"),
-        ("{text} {condition}", "it has {text}, {condition}"),
-        ("{condition} {text} {label}", "it has {condition}, {text}, {label}"),
-        ("{condition} {text.__class__}", "it has {condition}, {text.__class__}"),
-        ("{text} {condition", "it has {text}"),
+        ("{text}", "it contains {text}"),
+        ("{text} {condition}", "it contains {text}, {condition}"),
+        ("{condition} {text} {label}", "it contains {condition}, {text}, {label}"),
+        ("{condition} {text.__class__}", "it contains {condition}, {text.__class__}"),
+        ("{text} {condition", "it contains {text}"),
     ],
 )
 def test_prompts_are_checked(prompt, there):

@@ -277,7 +277,7 @@ def test_pairs_mapped_and_with_other_labels(tmp_path):
         read_triplets(path, columns=columns)
     data = read_triplets(path, columns=columns, labels={"yes": 0, "maybe": 1, "no": 2}, neutral=True)
     assert rows_of(data) == [("p", "e", "c", "n")]
-    with pytest.raises(ValueError, match=r"labels must map to 0 \(entailment\), 1 \(neutral\) or 2 \(contradiction\)"):
+    with pytest.raises(ValueError, match=r"map each label to 0 \(entailment\), 1 \(neutral\), 2 \(contradiction\)"):
         read_triplets(path, columns=columns, labels={"yes": 0, "maybe": 1, "no": 3})
 
 

@@ -283,7 +283,7 @@ def test_second_stage_continues_the_adapter(tmp_path):
     model = load_encoder(Model(name=str(tmp_path / "second"), device="cpu"))
     assert model[0].model.config.base_model == base and model[0].model.config.bidirectional_layers == 1
     assert np.abs(model.encode(SENTENCES) - before).max() > 1e-3
-    with pytest.raises(ValueError, match="LoRA adapter with other r"):
+    with pytest.raises(ValueError, match=r"LoRA adapter and model\.lora differ in r"):
         run("train", None, **{**second, "model.lora": {"r": 2}, "output": str(tmp_path / "third")})
 
 

@@ -89,7 +89,7 @@ def test_encoder_with_custom_code_is_loaded_unchanged(tmp_path):
     model = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
     np.testing.assert_array_equal(result, model.encode(SENTENCES, task="text-matching", prompt="abc "))
     assert np.abs(result - model.encode(SENTENCES)).max() > 0
-    with pytest.raises(ValueError, match="has a custom Letters, which does not support LoRA"):
+    with pytest.raises(ValueError, match="the custom module Letters does not support LoRA"):
         load_encoder(str(tmp_path), trust_remote_code=True, device="cpu", lora={"r": 2})
 
 

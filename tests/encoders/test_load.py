@@ -115,10 +115,10 @@ def test_tokens_without_a_row_are_named(tmp_path, caplog, kind):
     tokenizer.add_tokens(["playing"])
     tokenizer.save_pretrained(saved)
     model = load_encoder(saved, device="cpu", pooling="mean")
-    assert "rows, but none for 1 tokens, such as 'playing': call the model's resize_token_embeddings" in caplog.text
+    assert "rows, and lacks 1 tokens, such as 'playing': call the model's resize_token_embeddings" in caplog.text
     tokenizer.add_special_tokens({"pad_token": "[NONE]"})
     tokenizer.save_pretrained(saved)
-    problem = r"none for 2 tokens, including the padding token '\[NONE\]': call the model's resize_token_embeddings"
+    problem = r"lacks 2 tokens, including the padding token '\[NONE\]': call the model's resize_token_embeddings"
     with pytest.raises(ValueError, match=problem):
         load_encoder(saved, device="cpu", pooling="mean")
     model.tokenizer.add_special_tokens({"pad_token": "[NONE]"})
@@ -170,7 +170,7 @@ def test_an_adapter_with_missing_or_unknown_weights_is_refused(tmp_path, kind):
     (file,) = (tmp_path / "adapter").rglob("adapter_model.safetensors")
     weights = load_file(file)
     (first, value), *others = weights.items()
-    problem = f"1 weights of the adapter are missing or unknown: {first.removeprefix('base_model.model.')[:20]}"
+    problem = f"1 adapter weights are missing or unexpected: {first.removeprefix('base_model.model.')[:20]}"
     for changed in (dict(others), {**weights, first.replace("lora_A", "lora_X"): value.clone()}):
         save_file(changed, file)
         with pytest.raises(ValueError, match=problem):

@@ -218,7 +218,7 @@ QUERIES = [{"_id": "a", "text": "first"}, {"_id": "b", "text": "second"}]
 @pytest.mark.parametrize(
     ("corpus", "queries", "qrels", "message"),
     [
-        (CORPUS, [*QUERIES, {"_id": "b", "text": "x"}], [], r"queries\.jsonl, line 3: _id 'b' is already used above"),
+        (CORPUS, [*QUERIES, {"_id": "b", "text": "x"}], [], r"line 3: _id 'b' is already used in an earlier row"),
         ([], QUERIES, [("a", "1", 1)], r"corpus\.jsonl: no usable text in 0 rows: there are no rows"),
         (CORPUS, QUERIES, [("a", "9", 1)], r"1 rows: 1 x unknown id\n.*line 2: '9' is not an _id"),
         (CORPUS, QUERIES, [("c", "1", 1)], r"line 2: 'c' is not an _id in queries\.jsonl"),
@@ -236,7 +236,7 @@ def test_bad_folders(tmp_path, corpus, queries, qrels, message):
     ("corpus", "qrels", "warning"),
     [
         (CORPUS, [("a", "1", 1), ("b", "9", 1), ("c", "1", 1)], "2 of 3 rows were left out: {'unknown id': 2}"),
-        (CORPUS, [("a", "1", 1), ("b", "1", 0)], "1 of 2 queries left out: no relevant passage"),
+        (CORPUS, [("a", "1", 1), ("b", "1", 0)], "1 of 2 queries have no relevant passage and are left out"),
         ([*CORPUS, {"_id": "3", "title": "", "text": " "}, {"_id": "4"}], [("a", "1", 1), ("b", "2", 1)],
          "corpus.jsonl: 2 of 4 rows were left out: {'no text': 2}"),
         (
@@ -268,7 +268,7 @@ def test_job_with_settings_and_examples(tmp_path):
     small = run("evaluate", None, **settings, truncate_dim=4, overwrite=True)
     assert small["settings"]["truncate_dim"] == 4
     assert small["tasks"][word]["ndcg@10"] != whole["tasks"][word]["ndcg@10"]
-    with pytest.raises(ValueError, match="truncate_dim 17 is more than the encoder's 16 dimensions"):
+    with pytest.raises(ValueError, match="truncate_dim 17 exceeds the encoder's 16 dimensions"):
         run("evaluate", None, **settings, truncate_dim=17, overwrite=True)
 
 
@@ -318,7 +318,7 @@ def test_a_query_is_not_ranked_for_itself(tmp_path, caplog):
     queries = [{"_id": "a", "text": "dogs"}, {"_id": "b", "text": "cats?"}, {"_id": "x", "text": "hens"}]
     folder = write_folder(tmp_path / "made", corpus, queries, [("a", "c", 1), ("b", "b", 1), ("x", "a", 1)])
     task = read(folder)
-    assert "1 of 3 queries are also passages, and are left out of their own ranking" in caplog.text
+    assert "1 of 3 queries are also passages; each is excluded from its own ranking" in caplog.text
     angles = {"dogs": 0, "On dogs": 1, "cats": 40, "cats?": 41, "hens": 20}
     rows = np.array([[math.cos(math.radians(angles[t])), math.sin(math.radians(angles[t]))] for t in task.sentences])
     result, outcomes = task.score(rows.astype(np.float32))

@@ -73,7 +73,7 @@ def test_a_chat_template_is_used_where_there_is_one():
     assert read(Instructions(Letters(), "guided", 2, "{sentence}\x03")("hi")) == "\x01hi"  # no end before the answer
     with pytest.raises(ValueError, match="no chat template"):
         Instructions(Letters(), "guided", 2, chat=True)
-    with pytest.raises(ValueError, match="in place of the sentence"):
+    with pytest.raises(ValueError, match="must contain the placeholder"):
         Instructions(Letters(), "guided", 2, "Say it again")
 
 

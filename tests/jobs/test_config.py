@@ -97,7 +97,7 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--training.weight_decay abc", "training.weight_decay must be a number, got 'abc'"),
         ("--training.output_dir x", "unknown key training.output_dir"),
         ("--training.eval_strategy never", "must be one of no, steps, epoch or null, got 'never'"),
-        ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
+        ("--polarity.reference x", "polarity.reference is a section, not a setting: set --polarity.reference.KEY"),
         ("--model.name a b", "model.name must be a string, got ['a', 'b']"),
         ("--output", "--output needs a value: a string or null"),
         ("--data.columns premise", "data.columns must be a mapping, NAME=VALUE ..., got 'premise'"),

@@ -327,5 +327,5 @@ def test_a_prompt_with_a_condition_needs_one(tmp_path, encoder, job):
     elif job == "evaluate":
         reference = {"polarity.reference.name": encoder, "polarity.reference.prompt": prompt}
         name = {"model.name": encoder, **reference, "tasks": [f"polarity:{file}"]}
-    with pytest.raises(ValueError, match=r"the prompt has a \{condition\}, which only train and evaluate support"):
+    with pytest.raises(ValueError, match=r"the prompt has a \{condition\} \(C-STS\): only the jobs train and evaluate"):
         rt.run(job.split()[0], None, **name)

@@ -96,7 +96,7 @@ def test_against_brute_force(files, monkeypatch, chunk, mining, arguments):
 
 def test_negatives_of_the_input_are_kept_if_asked(files, capsys):
     replaced, _ = mined(files[0])
-    assert "negatives of the input are replaced; --mining.keep_negatives true keeps them" in capsys.readouterr().out
+    assert "; to keep them, set --mining.keep_negatives true" in capsys.readouterr().out
     kept, result = mined(files[0], "kept.jsonl", keep_negatives=True)
     assert "replaced" not in capsys.readouterr().out and len(kept) == len(replaced)
     for new, both in zip(replaced, kept, strict=True):
@@ -227,10 +227,10 @@ def test_missing_faiss_is_reported_before_texts_are_encoded(files, monkeypatch):
     [
         (
             {"cross_encoder": "x"},
-            "mining.cross_encoder has no effect without max_score, absolute_margin or relative_margin",
+            "mining.cross_encoder has no effect without mining.max_score, mining.absolute_margin or",
         ),
         ({"k": 3}, "mining.k has no effect on rows of queries and passages"),
-        ({"max_score": -1.0}, r"rows\.jsonl: no passage is a valid negative: lower the margins or raise max_score"),
+        ({"max_score": -1.0}, r"rows\.jsonl: no passage is a valid negative: lower mining.absolute_margin"),
         ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
     ],
 )

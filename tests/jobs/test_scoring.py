@@ -166,7 +166,7 @@ def test_folder_named_like_a_teacher_runs_no_code(pairs, tmp_path, monkeypatch):
     (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}')
     (folder / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     monkeypatch.chdir(tmp_path)
-    for trust, message in ((False, "run custom code"), (True, "is a local folder and also a name on the hub")):
+    for trust, message in ((False, "run custom code"), (True, "is both a local folder and a name on the hub")):
         with pytest.raises(ValueError, match=message):
             run("score", **{"data.input": str(pairs), "output": str(tmp_path / "out.tsv"), "trust_remote_code": trust})
     assert not (tmp_path / "ran").exists()

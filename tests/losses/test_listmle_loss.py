@@ -98,7 +98,7 @@ def test_the_collator():
     assert named["dataset_name"] == "lists" and named["sentences_input_ids"].shape[0] == 6
     assert collator([]) == {}
     for row in ({"sentences": []}, {"sentences": "a b c"}, {"text": "a"}):
-        with pytest.raises(ValueError, match="a row must have a column 'sentences', a list of texts"):
+        with pytest.raises(ValueError, match="each row needs a list of texts in column 'sentences'"):
             collator([row])
     with pytest.raises(ValueError, match=r"3 sentences need 3 x 3 label values, got 4"):
         collator([{"sentences": ["a", "b", "c"], "label": [1.0, 2.0, 3.0, 4.0]}])

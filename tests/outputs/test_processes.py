@@ -417,8 +417,8 @@ rt.train("job.yaml")
 @pytest.mark.parametrize(
     ("differs", "message"),
     [
-        ("train.tsv", "process 1 differs from process 0 in data.train: all nodes need the same files and settings"),
-        ("out", "process 1 does not see "),
+        ("train.tsv", "rank 1 differs from rank 0 in data.train: all nodes need the same files and settings"),
+        ("out", "rank 1 cannot find "),
     ],
 )
 def test_nodes_that_do_not_share_their_files_are_an_error(tmp_path, differs, message):

@@ -132,7 +132,7 @@ LAYERS = WORDS[recipe("bellm", "model.bidirectional_layers")]
 CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
     ("docs/bellm.md", r"\(`model\.pooling: (\w+)`", values("bellm", "model.pooling")),
     ("docs/bellm.md", r"last (\w+) layers attend in both", (LAYERS,)),
-    ("docs/bellm.md", r"recipe has (\w+) bidirectional", (LAYERS,)),
+    ("docs/bellm.md", r"recipe uses (\w+) bidirectional", (LAYERS,)),
     ("docs/bellm.md", r"the recipe's (\S+), which", values("bellm", "training.learning_rate")),
     ("docs/lab/bellm.md", r"rate (\S+) \(the recipe's\)", values("bellm", "training.learning_rate")),
     ("docs/tutorials/decoder.md", r"last (\w+) layers", (LAYERS,)),

@@ -95,7 +95,7 @@ def test_the_start_is_saved_if_nothing_is_better(tmp_path, capsys, changes, reas
     assert certificate["reason"] in printed
     # the trained encoder is not lost
     name = certificate["rejected"]
-    assert f"the best other candidate, {name}, is saved in {tmp_path / 'out'}/rejected" in printed
+    assert f"the best rejected candidate, {name}, is saved in {tmp_path / 'out'}/rejected" in printed
     row, count = certificate["candidates"][name], certificate["missing_examples"]
     assert (count is None) == ("budget" in reason) or row["change"] <= 0
     assert count is None or f"about {count} more dev examples could make a gain of this size significant" in printed

@@ -49,7 +49,7 @@ def test_steps_time_and_memory(asked, tmp_path, monkeypatch, capsys):
     steps = 3 * (3 + 1)  # incomplete batches, and none mixed
     expected = {"rows": {"a": 10, "b": 3}, "steps": steps, "seconds": pytest.approx(steps * (8.5 - 5) / 3)}
     assert found == {**expected, "peak_memory_mb": 1234.5}
-    assert "12 steps in about 14.0 seconds; peak memory 1.23 GB" in capsys.readouterr().out
+    assert "12 steps take about 14.0 seconds; peak memory 1.23 GB" in capsys.readouterr().out
     assert sorted(tmp_path.rglob("*")) == before
 
 

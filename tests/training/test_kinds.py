@@ -76,7 +76,7 @@ def test_float16_on_a_cpu_is_trained_without_bfloat16(tmp_path, monkeypatch, cha
     monkeypatch.setattr("raoe_train.training.arguments.multiplies_bfloat16", lambda use_cpu: True)
     options = start_in(tmp_path, FP16, **changes)
     options["training"] |= {"bf16": True, "max_steps": 1}
-    with pytest.raises(ValueError, match=r"a CPU cannot train weights in float16 with training.bf16 true"):
+    with pytest.raises(ValueError, match=r"float16 weights cannot be trained on a CPU with training.bf16 true"):
         rt.train("raoe-s1", **options)
     assert not (tmp_path / "out").exists()
     options["training"] |= {"bf16": "auto"}

@@ -99,7 +99,7 @@ def test_weights_that_cannot_be_trained_do_not_damage_an_existing_run(finished, 
     before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
     kept = {key: value for key, value in made.items() if not key.startswith("model.")}
     changes = {"model": {"name": encoder, "dtype": "float16", "device": "cpu"}, "training.bf16": True}
-    with pytest.raises(ValueError, match=r"a CPU cannot train weights in float16 with training.bf16 true"):
+    with pytest.raises(ValueError, match=r"float16 weights cannot be trained on a CPU with training.bf16 true"):
         run("train", "raoe-s1", **{**kept, **changes, "overwrite": True})
     assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
 

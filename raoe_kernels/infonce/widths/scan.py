@@ -1,10 +1,10 @@
 """info_nce_loss for several widths, a chunk of rows at a time. All widths share their matrix products.
 
 A segment is the embedding dimensions between two neighbouring widths. The logits of width k are x_k = scale (dot_1 + …
-+ dot_k) / (|a| |b|), where dot_s is the product over segment s, and a and b are the prefixes of width k. All widths k
->= s include segment s. Let g_k be the gradient of loss L_k with respect to dot_k. Then the gradient of a's segment s is
-one product with b's segment, (g_s + … + g_K) b, and vice versa with the transposed matrix. The gradient through the
-norms needs the sums of dL_k/dx_k * x_k over each row and column. So K widths need three products, as one width does.
++ dot_k) / (|a| |b|), where dot_s is the dot product over segment s, and a and b are the prefixes of width k. Segment s
+is in all widths k >= s. Let g_k be the gradient of loss L_k with respect to dot_k. Then the gradient of a's segment s
+is one product with b's segment, (g_s + … + g_K) b. For b's segment, the matrix is transposed. The gradient through the
+norms needs the sums of dL_k/dx_k * x_k over each row and column. So K widths need three products, just like one width.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ NARROW = 32
 class _Side(NamedTuple):
     """The rows or the columns of the logits.
 
-    rows      one matrix per segment, (n, width of the segment), not normalised, float32 or float64
-    inverse   (K, n): 1 / norm of each prefix, 0 where the prefix counts as zero
-    grads     same shapes as `rows`: sums of the gradients through the products; [] if not needed
-    along     (K, n): weight * dL/dx * x, summed over the columns (for rows) or the rows (for columns) of the logits
-    whole     (n, last width) or None: memory of the gradient; wide segments in `grads` are views of this memory
+    Attributes:
+        rows: one matrix per segment, (n, width of the segment), not normalised, float32 or float64
+        inverse: (K, n), 1 / norm of each prefix, 0 where the prefix counts as zero
+        grads: sums of the gradients through the products, with the shapes of `rows`; [] if not needed
+        along: (K, n), weight * dL/dx * x, summed over the columns (for rows) or the rows (for columns) of the logits
+        whole: (n, last width) or None, memory of the gradient; wide segments in `grads` are views of this memory
     """
 
     rows: list[Tensor]
@@ -80,8 +81,8 @@ def _direction(
     ignore_mask: Callable[[slice], Tensor | None],
     part: slice,
 ) -> Tensor:
-    """Return the (K,) sums of the rows' losses. Multiply the gradients by `weights`, write those of the rows to
-    `row_side`, and add those of the columns to `col_side`."""
+    """Return the sums of the rows' losses, (K,). Multiply the gradients by `weights`, write the gradients of the rows
+    to `row_side`, and add the gradients of the columns to `col_side`."""
     anchors, count, like = len(row_side.rows[0]), len(col_side.rows[0]), col_side.rows[0]
     widths = len(col_side.rows)
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
@@ -154,7 +155,7 @@ def _weigh(
 
 
 def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -> tuple[_Side, Tensor]:
-    """Return a side, and a (K,) "poison": NaN for each width at which a prefix or its norm is not finite, else 0."""
+    """Return a side, and a "poison" (K,): NaN for each width at which a prefix or its norm is not finite, else 0."""
     matrices = [x[:, : dims[-1]] for x in parts if x is not None]
     whole = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     whole = whole.to(wide(whole.dtype))
@@ -167,7 +168,7 @@ def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -
 
 
 def _by_column(columns: Tensor) -> Tensor:
-    """Store a narrow segment column by column, and leave a wide segment unchanged; see NARROW."""
+    """Store a narrow segment column by column, and leave a wide segment unchanged (see NARROW)."""
     return columns.T.contiguous().T if columns.shape[1] <= NARROW else columns
 
 
@@ -183,7 +184,7 @@ def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None
 
 
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
-    """Return (n, N) bool for the column indices `rows`: True for anchors for which `ignore` excludes the column."""
+    """Return a bool mask (n, N) for the columns `rows`, True for anchors for which `ignore` excludes the column."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
         return equal_ids(problem.column_ids[rows], problem.anchor_ids, back=True)
     return None if problem.ignored is None else problem.ignored[:, rows].T

@@ -1,9 +1,9 @@
-"""Functions that all backends for several widths share: weight the gradients of K losses by the upstream gradient.
+"""Functions shared by all backends for several widths: weight the gradients of K losses by the upstream gradient.
 
-All widths share their matrix products, so the weights of the losses (the upstream gradient) must be known before the
-gradients are computed. On a CPU, forward computes the gradients for equal weights. If the weights are not equal,
-backward repeats the computation.
-On a GPU, backward always computes the gradients: to compare the weights, the host would have to wait for the GPU.
+All widths share matrix products, so the weights of the losses (the upstream gradient) must be known before the
+gradients are computed. On a CPU, the forward pass computes the gradients for equal weights. If the weights are not
+equal, the backward pass repeats the computation. On a GPU, the backward pass always computes the gradients, because the
+host would have to wait for the GPU to compare the weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Configuration of a decoder with bidirectional layers: the decoder's configuration and the number of these layers.
+"""Configuration of a decoder with bidirectional layers: the decoder's configuration and the number of such layers.
 
-This file and modeling.py are saved with the weights and must not import other modules of raoe_train, so that a saved
-model can be loaded with trust_remote_code where raoe is not installed.
+This file and modeling.py are saved with the weights. They must not import other modules of raoe_train, so that a saved
+model can be loaded with trust_remote_code even if raoe is not installed.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ class BidirectionalConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     def forget_base(self) -> None:
-        """Remove the reference to a base model, for a model that has all of its weights."""
+        """Remove the reference to a base model, because the model contains all of its weights."""
         self.base_model = self.base_revision = self.base_quantization = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def check(decoder: PreTrainedConfig, layers: int) -> None:
 
 
 def windows(decoder: PreTrainedConfig) -> list[int | None]:
-    """Return the size of each layer's sliding window, with None for a layer with full attention."""
+    """Return the size of each layer's sliding window, or None for a layer with full attention."""
     window, depth = getattr(decoder, "sliding_window", None), decoder.num_hidden_layers
     kinds = getattr(decoder, "layer_types", None)
     if kinds is None:

@@ -1,8 +1,8 @@
 """A decoder whose last layers are bidirectional: a wrapper around any decoder class of transformers.
 
-Hooks on the last layers replace the causal mask by a mask that `forward` of this model builds and passes down as an
-argument. Calls share no state, so gradients are also correct if several forward passes precede one backward pass, or
-with gradient checkpointing.
+Hooks on the last layers replace the causal mask. The new mask is built in `forward` and passed to the layers as an
+argument. Forward passes share no state, so gradients are also correct with gradient checkpointing, or if several
+forward passes precede one backward pass.
 """
 
 import os
@@ -57,7 +57,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def around(cls, decoder: PreTrainedModel, layers: int, **base: Any) -> "BidirectionalModel":
-        """Wrap a decoder. `base` has further arguments of BidirectionalConfig."""
+        """Wrap a decoder. `base` contains further arguments of BidirectionalConfig."""
         return cls(BidirectionalConfig(decoder.config, layers, **base), decoder)
 
     def forward(
@@ -128,8 +128,9 @@ class BidirectionalModel(PreTrainedModel):
     def from_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
     ) -> "BidirectionalModel":
-        """Load a saved model as transformers does. For an adapter, also load its base model by name, quantized as in
-        training unless quantization_config is set. merge_adapter=True merges the adapter into the unquantized base."""
+        """Load a saved model as transformers does. If the saved model is an adapter, also load its base model by name.
+        The base model is quantized as in training, unless quantization_config is set. With merge_adapter=True, the
+        adapter is merged into the unquantized base model."""
         merge = kwargs.pop("merge_adapter", False)
         hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
         source: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
@@ -165,7 +166,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> "BidirectionalModel":
-        """Load the base model of `config`, without the adapter, and wrap it if it is a plain decoder."""
+        """Load the base model that `config` names, without the adapter, and wrap it if it is a plain decoder."""
         name, source = str(config.base_model), {"revision": config.base_revision}
         hub = {key: options[key] for key in HUB if key in options}
         base = AutoConfig.from_pretrained(name, **source, **hub)
@@ -182,7 +183,7 @@ class BidirectionalModel(PreTrainedModel):
         """Save the model as transformers does. If it has an adapter, save only the adapter and the configuration."""
         if not self.has_adapter:
             if self.is_quantized:
-                raise ValueError("a quantized decoder without an adapter has no trained weights to save: add LoRA")
+                raise ValueError("a quantized decoder has no trained weights to save: add a LoRA adapter")
             self.config.forget_base()
             super().save_pretrained(save_directory, **kwargs)
             return
@@ -196,7 +197,7 @@ class BidirectionalModel(PreTrainedModel):
         self.decoder.save_pretrained(folder / ADAPTER)
 
     def _masks(self, inputs: Tensor, padding: Tensor | None) -> dict[Any, Any]:
-        """Return {sliding window: mask of the layers with this window}."""
+        """Return {size of a sliding window: mask of the layers with this window}."""
         decoder = self.decoder.config
         sizes = set(windows(decoder)[-self.config.bidirectional_layers :])
         # transformers reads only the batch size, length, dtype and device of these embeddings
@@ -207,14 +208,14 @@ class BidirectionalModel(PreTrainedModel):
 
 
 def _within(window: int | None) -> Any:
-    """Return a mask function for a window that reaches as far ahead as the causal layer's window reaches back."""
+    """Return a mask function for a window that reaches as far ahead as the window of the causal layer reaches back."""
     if window is None:
         return None
     return lambda b, h, q, k: (q - k < window) & (k - q < window)
 
 
 def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
-    """Hook of a bidirectional layer: replace the decoder's mask."""
+    """Replace the decoder's mask (a hook of each bidirectional layer)."""
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: the decoder alone has no bidirectional masks")
     arguments = {key: value for key, value in kwargs.items() if key != "lifted"}
@@ -241,7 +242,7 @@ def _do_not_miss_quantized(model: BidirectionalModel, keys: Any) -> None:
 
 
 def merged_adapter(model: Any, name: str, at: dict[str, Any]) -> Any:
-    """Return a transformers model with an adapter merged into its weights. Arguments as in set_adapter_weights."""
+    """Return a transformers model with an adapter merged into its weights. For arguments, see set_adapter_weights."""
     from peft import PeftConfig, PeftModel
 
     adapted: Any = PeftModel(model, PeftConfig.from_pretrained(name, **at))
@@ -250,9 +251,9 @@ def merged_adapter(model: Any, name: str, at: dict[str, Any]) -> Any:
 
 
 def set_adapter_weights(model: Any, name: str, at: dict[str, Any]) -> None:
-    """Set the weights of a transformers model's adapter from peft's files in the folder or repository `name` (`at`:
-    revision and subfolder), in float32, as in training. transformers' load_adapter rounds weights to the base's dtype,
-    and leaves out DoRA's magnitudes. ValueError for missing or unknown weights."""
+    """Load the weights of a transformers model's adapter from peft's files, in float32, as in training. `name` is their
+    folder or repository, and `at` its revision and subfolder. In contrast, transformers' load_adapter rounds weights to
+    the base model's dtype, and leaves out DoRA's magnitudes. Raise ValueError for missing or unknown weights."""
     from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
     for key, parameter in model.named_parameters():
@@ -267,4 +268,4 @@ def set_adapter_weights(model: Any, name: str, at: dict[str, Any]) -> None:
         result: Any = set_peft_model_state_dict(model, saved)
         wrong = result.unexpected_keys
     if wrong:
-        raise ValueError(f"{name}: {len(wrong)} weights of the adapter are missing or unknown: {', '.join(wrong[:3])}")
+        raise ValueError(f"{name}: {len(wrong)} adapter weights are missing or unexpected: {', '.join(wrong[:3])}")
