@@ -64,6 +64,9 @@ def row_table(
     positive", "duplicate hypothesis" (a repeated NLI pair) and "surplus" (not used by `pairing`). Texts that are
     dropped from the remaining rows are counted under "texts".
     """
+    import pyarrow
+    import pyarrow.compute as pc
+
     label_map, opened = _nli_labels(labels), Source(source, columns, on_error)
     is_nli: bool | None = None  # decided by the first row
 
@@ -75,50 +78,37 @@ def row_table(
 
     results = opened.parse(parse)
     first = [*itertools.islice(results, 1)]  # decides is_nli
-    parsed = _Parsed(itertools.chain(first, results), bool(is_nli))
-    read, advice, dropped, texts = len(parsed) + opened.dropped.total(), "", Counter[str](), Counter[str]()
+    texts = pyarrow.list_(pyarrow.string())
+    types = {"anchor": "string", "positives": texts, "negatives": texts, "rest": texts}
+    if is_nli:
+        types = {"premise": "string", "hypothesis": "string", "label": "int64"}
+    # a table, because Python objects would need several times the memory of the texts
+    parsed = to_table((dict(zip(types, each, strict=True)) for each in itertools.chain(first, results)), types)
+    read, advice, dropped, left_out = len(parsed) + opened.dropped.total(), "", Counter[str](), Counter[str]()
     rows: Iterable[Row]
     if is_nli:
-        rows, width = _combine(parsed, CLASSES[: 2 + neutral], pairing, dropped), 1
+        rows, width = _combine(_values(parsed), CLASSES[: 2 + neutral], pairing, dropped), 1
         advice = ADVICE if first else ""
-    elif keep_all:
-        rows, width = ((each[0], each[1] or [None], *each[2:]) for each in parsed), parsed.most_negatives()
     else:
-        rows, width = _usable(parsed, num_negatives, dropped, texts)
+        width = pc.max(pc.list_value_length(parsed.data["negatives"])).as_py() or 0
+        if keep_all:
+            rows = ((anchor, positives or [None], *rest) for anchor, positives, *rest in _values(parsed))
+        else:
+            rows, more = _usable(parsed, num_negatives, dropped, left_out)
+            width = width + more if num_negatives is None else min(width + more, num_negatives)
     table = _to_table(rows, width, neutral)
     opened.dropped += dropped
     if not len(table):  # negatives of other rows, which were dropped
         opened.dropped["no positive"] += read - opened.dropped.total()
     noun = "triplet" if is_nli else "row"
     counts = opened.counts(read - opened.dropped.total(), noun, advice)
-    return table, counts | ({"texts": dict(+texts)} if +texts else {})
+    return table, counts | ({"texts": dict(+left_out)} if +left_out else {})
 
 
-class _Parsed:
-    """Parsed rows (or NLI pairs: premise, hypothesis, label) in a table, which can be larger than memory."""
-
-    def __init__(self, rows: Iterable[tuple[Any, ...]], are_pairs: bool) -> None:
-        import pyarrow
-
-        texts = pyarrow.list_(pyarrow.string())
-        of_rows = {"anchor": "string", "positives": texts, "negatives": texts, "rest": texts}
-        types = {"premise": "string", "hypothesis": "string", "label": "int64"} if are_pairs else of_rows
-        self.table = to_table((dict(zip(types, row, strict=True)) for row in rows), types)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.columns(*self.table.column_names)
-
-    def columns(self, *names: str) -> Iterator[Any]:
-        """Yield the values of these columns, row by row."""
-        for part in self.table.select_columns([*names]).with_format("arrow").iter(BATCH):
-            yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
-
-    def most_negatives(self) -> int:
-        """Return the largest number of negatives in a row."""
-        return max((len(negatives) for (negatives,) in self.columns("negatives")), default=0)
+def _values(table: Any, *names: str) -> Iterator[Any]:
+    """Yield the values of these columns of a table, or of all columns, row by row."""
+    for part in table.select_columns([*names] or table.column_names).with_format("arrow").iter(BATCH):
+        yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
 
 
 def _nli_labels(labels: Any) -> dict[str, int | None]:
@@ -130,7 +120,7 @@ def _nli_labels(labels: Any) -> dict[str, int | None]:
 
 
 def _to_table(rows: Iterable[Row], width: int, neutral: bool) -> Any:
-    """Create a table with a separate row for each positive of each row. Missing negatives are None. No row has more than
+    """Create a table with a row for each positive of each row. Missing negatives are None. No row has more than
     `width` negatives; columns of negatives that no row uses are removed."""
     numbered = ["negative", *(f"negative_{number}" for number in range(2, width + 1))][:width]
     names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
@@ -260,18 +250,16 @@ def _parse_texts(column: str, value: Any) -> list[str]:
     return texts
 
 
-def _usable(
-    parsed: _Parsed, most: int | None, dropped: Counter[str], left_out: Counter[str]
-) -> tuple[Iterator[Row], int]:
+def _usable(parsed: Any, most: int | None, dropped: Counter[str], left_out: Counter[str]) -> tuple[Iterator[Row], int]:
     """Drop positives that equal the query, and negatives that equal the query or one of its positives. Return (an
-    iterator over the usable rows, an upper bound for the number of negatives of a row). The iterator counts dropped
-    rows in `dropped`, and dropped texts in `left_out`, by reason."""
+    iterator over the usable rows, the largest number of negatives that a row gets from other rows). The iterator counts
+    dropped rows in `dropped`, and dropped texts in `left_out`, by reason."""
     known: dict[str, set[str]] = {}  # {query in several rows: the query and all of its positives}
     shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
     seen, repeated = set[int](), set[int]()  # hashes, because they need less memory than queries
-    for (anchor,) in parsed.columns("anchor"):
+    for (anchor,) in _values(parsed, "anchor"):
         (repeated if hash(anchor) in seen else seen).add(hash(anchor))
-    for anchor, positives, negatives, _ in parsed if repeated else ():
+    for anchor, positives, negatives, _ in _values(parsed) if repeated else ():
         if hash(anchor) in repeated:
             known.setdefault(anchor, {anchor}).update(positives)
             if not positives:
@@ -279,7 +267,7 @@ def _usable(
 
     def rows() -> Iterator[Row]:
         generator = random.Random(0)
-        for anchor, positives, negatives, rest in parsed:
+        for anchor, positives, negatives, rest in _values(parsed):
             own = known.get(anchor) or {anchor, *positives}
             if not positives and negatives and len(own) > 1:
                 continue  # its negatives go to the rows of this query that have a positive
@@ -298,8 +286,7 @@ def _usable(
                 left_out["in two roles"] += len(positives) + len(negatives) - len(usable) - len(kept) - repeats
                 yield anchor, usable, drawn, rest
 
-    width = parsed.most_negatives() + max(map(len, shared.values()), default=0)
-    return rows(), width if most is None else min(width, most)
+    return rows(), max(map(len, shared.values()), default=0)
 
 
 def _combine(pairs: Iterable[Any], classes: Sequence[str], pairing: str, dropped: Counter[str]) -> list[Row]:

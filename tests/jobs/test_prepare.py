@@ -89,7 +89,7 @@ def test_wrong_row_counts_leave_no_output(copies, tmp_path, monkeypatch):
     [
         ("snly", r"unknown public set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
         ("mr", "mr is not on a hub: download SentEval's folder"),
-        ("headlines", "download Sarcasm_Headlines_Dataset_v2.json from https.* use --copies DIR"),
+        ("headlines", "download Sarcasm_Headlines_Dataset_v2.json from https.* pass --copies DIR"),
         ("snli", r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies"),
     ],
 )

@@ -13,7 +13,7 @@ PAGE = Path(raoe_kernels.__file__).parents[1] / "CONTRIBUTING.md"
 
 def test_the_op_of_the_page(tmp_path, monkeypatch):
     (tmp_path / "distance").mkdir()
-    files = re.findall(r"^`(\w+\.py)`, .*?^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    files = re.findall(r"^`(\w+\.py)` .*?^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(files) == 5
     for name, code in files:
         (tmp_path / "distance" / name).write_text(code)
