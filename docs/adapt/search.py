@@ -28,6 +28,7 @@ TRIALS = {  # settings that a trial adds to the recipe
     "folds": {"data.dev": []},
     "negatives-0": {"data.num_negatives": 0},
     "lora-16": {"model.lora": {"r": 16, "lora_alpha": 32}},
+    "lora-16-2e-4": {"model.lora": {"r": 16, "lora_alpha": 32}, "training.learning_rate": 2e-4},
 }
 
 

@@ -155,7 +155,7 @@ def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, mon
         ([row for row in split_rows() if row["text"] != "t03"], r"'0' has 9 training examples"),
         ([*split_rows(), {"split": "test", "text": "new", "label": "2"}], r"class '2' has no training example"),
         ([{**row, "split": "a" if row["split"] == "test" else "b"} for row in split_rows()], "splits a, b; they"),
-        ([*single()[0], {"text": "a", "label": ""}], r"jsonl, line 41: label must be a non-empty string or a number, got ''"),
+        ([*single()[0], {"text": "a", "label": ""}], r"line 41: label must be a non-empty string or a number, got ''"),
         ([{"words": "a", "label": "1"}], r"line 1: no column for sentence \(looked for sentence, text\)"),
     ],
 )

@@ -350,6 +350,7 @@ def test_triton_refuses_wide_heads_where_a_block_has_little_shared_memory(monkey
     monkeypatch.setattr("raoe_kernels.attention.triton_kernels.has_99_kib", lambda device: True)
     for d in (128, 129):
         q = torch.randn(1, 1, 3, d, device=device)
-        refusal = pytest.raises(RuntimeError, match=r"129 on this GPU: .* limit the head dimension to 128; use backend='scan'")
+        message = r"129 on this GPU: .* limit the head dimension to 128; use backend='scan'"
+        refusal = pytest.raises(RuntimeError, match=message)
         with refusal if d > 128 else nullcontext():
             assert bidirectional_attention(q, q, q, backend="triton").shape == q.shape

@@ -202,6 +202,12 @@ def steps_on_pages() -> list[tuple[str, str]]:
     return [(page, line) for page in pages for line in text(page).splitlines() if re.search(r"\d ms, [\d.]+ GB", line)]
 
 
+@pytest.mark.parametrize("page", ["pyproject.toml", "CITATION.cff", "mkdocs.yml", "raoe_train/__init__.py"])
+def test_one_sentence_says_what_raoe_is(page):
+    sentence = text("README.md").split("\n\n")[1].partition(". ")[0]
+    assert sentence.startswith("raoe ") and sentence in text(page)
+
+
 def test_gpu_steps_are_those_of_the_laboratory():
     """README.md and by-length.md repeat cells of lab/speed.md, whose rows are those of the result file."""
     cell = re.compile(r"[\d.]+ ms, [\d.]+ GB")
