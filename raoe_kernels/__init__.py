@@ -44,8 +44,8 @@ __all__ = [
 def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, bool | str]]:
     """Return which backends can run each function on `device`.
 
-    The result maps each function to {backend name: True, or the reason why the backend cannot run it}. `device`
-    defaults to "cuda" if torch detects a GPU, otherwise to "cpu".
+    For each function, the result maps every backend name to True, or to the reason why the backend cannot run the
+    function. `device` defaults to "cuda" if torch detects a GPU, otherwise to "cpu".
     """
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""`python -m raoe_kernels`: print versions, build details, and which backends can run each function here."""
+"""`python -m raoe_kernels`: print versions, build details, and which backends can run each function on this machine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def table(device: str) -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """Return the tables of all devices: {device names: lines}. GPUs that support the same backends share a table."""
+    """Return a dictionary {names of devices: lines of their table}. GPUs that support the same backends share a
+    table."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         groups.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")

@@ -14,9 +14,10 @@ Arguments and results:
     gradients: tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
 
 A backend that computes the gradients in the forward pass has no function `backward`. Such a backend saves the gradients
-for an upstream gradient of 1 (None for a gradient that is not needed). The backward pass multiplies the saved gradients
-by the upstream gradient: with the backend's function `scaled` if there is one, otherwise with the function `scale` that
-was passed to `register`. `scaled` and `scale` take the arguments of `backward`.
+for an upstream gradient of 1 (None for a gradient that is not needed). The backward pass then multiplies the saved
+gradients by the upstream gradient. The multiplication is done by the backend's function `scaled` if there is one,
+otherwise by the function `scale` that was passed to `register`. `scaled` and `scale` take the same arguments as
+`backward`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def register(
     def differentiate(
         problem: Any, kept: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: Any
     ) -> Gradients:
-        """Run a backend's own `backward`. Replace each gradient that is needed but was returned as None by zeros."""
+        """Run a backend's own `backward`. If it returns None for a needed gradient, return zeros instead."""
         grads: Gradients = (None,) * gradients
         if any(needs) and not is_empty(problem):
             with without_autocast(problem[0]):

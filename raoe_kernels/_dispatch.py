@@ -1,8 +1,9 @@
 """Select the backend of a call, and explain why a backend is unavailable.
 
-A backend is requested by the call's argument `backend`, else by the innermost `use_backend` block, else by the
-environment variable RAOE_KERNELS_BACKEND (read once, only here). Without a request, the first available backend in AUTO
-runs the call. If a requested backend cannot run, a RuntimeError states why, and no other backend is tried.
+A backend can be requested in three ways, in this order of precedence: by the call's argument `backend`, by the
+innermost `use_backend` block, or by the environment variable RAOE_KERNELS_BACKEND, which is read once, in this module.
+If no backend is requested, the call runs on the first available backend in AUTO. If a requested backend cannot run, a
+RuntimeError states why, and no other backend is tried.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend of an op: its module, and missing(device), which returns why the backend cannot run there, or None."""
+    """A backend of an op: the name of its module, and a function missing(device) that returns why the backend cannot
+    run on the device, or None if it can."""
 
     module: str
     missing: Callable[[torch.device], str | None] = lambda device: None
@@ -51,7 +53,7 @@ class Backend:
 
 def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
     """Return the backends in an op's folder: "reference" and "scan", which run on every device, and the backends that
-    are passed as keywords ("triton" or "native"). The value of a keyword is the field `missing` of this backend."""
+    are passed as keywords ("triton" or "native"). Each keyword's value is the field `missing` of its backend."""
     files = {"triton": "triton_kernels", "native": "native"}
     plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
     return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
@@ -61,7 +63,7 @@ def backends(package: str, **missing: Callable[[torch.device], str | None]) -> d
 class Op:
     """An op: its name in messages (`key`), its public functions, and its backends by name.
 
-    If "auto" would select Triton on CUDA, `by_case` maps the problem to the name of the backend that runs it.
+    On CUDA, `by_case` maps a problem for which "auto" would select Triton to the name of the backend that runs it.
     """
 
     key: str
@@ -137,7 +139,7 @@ def refuse_second_derivative(function: str) -> None:
 
 
 def triton_missing(device: torch.device) -> str | None:
-    """Return why Triton kernels cannot run on `device`, or None. On a CPU, Triton needs its interpreter."""
+    """Return why Triton kernels cannot run on `device`, or None if they can. On a CPU, Triton needs its interpreter."""
     from importlib.util import find_spec
 
     if find_spec("triton") is None:

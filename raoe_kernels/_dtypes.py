@@ -34,7 +34,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> Any:
-    """Return a context that turns off autocast, which would multiply float32 tensors in half precision."""
+    """Return a context manager that turns off autocast, which would multiply float32 tensors in half precision."""
     return _NO_CHANGE if autocast_dtype(x) is None else torch.autocast(x.device.type, enabled=False)
 
 

@@ -1,5 +1,5 @@
 """Ops as torch.library operators, which torch.compile and tracers record as a single call. The backend is selected when
-the recorded call runs. Eager calls bypass the operators, because a call of an operator takes longer than a kernel."""
+the recorded call runs. Eager calls bypass the operators, because calling one takes longer than running a kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Results = Iterable[Tensor | None]
 
 
 def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) -> ModuleType | None:
-    """Return the backend module that runs a call directly, or None if the call must go through the op's operator.
+    """Return the backend module that runs a call directly, or None if the torch.library operator must run the call.
 
     The operator is needed under torch.compile, for tensors whose memory a kernel cannot read, and for torch.jit.trace
     and make_fx, which record only torch operations. The call runs on the device of tensors[0]. Kernels have no
@@ -49,14 +49,14 @@ def eager(op: Op, backend: str, tensors: Sequence[Tensor | None], problem: Any) 
 
 
 def savable(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return tensors that autograd can save for backward: tensors created in inference mode are copied."""
+    """Return tensors that autograd can save for the backward pass: tensors created in inference mode are copied."""
     return [x if x is None or x.requires_grad or not x.is_inference() else x.clone() for x in tensors]
 
 
 def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
     """Return whether a kernel may read the tensors' memory directly. This requires that no transform, trace or tracing
-    mode is active. No tensor may be of a subclass, lazily negated (torch's negative bit), or a zero tensor without
-    memory."""
+    mode is active. No tensor may be an instance of a subclass, lazily negated (torch's negative bit), or a zero tensor
+    without memory."""
     active_keys = torch._C._dispatch_tls_local_include_set().raw_repr()
     if active_keys not in _thread_keys(False) and (active_keys not in _thread_keys(True) or _mode_traces()):
         return False
@@ -71,7 +71,7 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Return the dispatcher keys of a plain call as bits, first outside and then inside inference_mode. `modes` says
+    """Return the dispatcher keys of a plain call as two bit masks: outside and inside inference_mode. `modes` says
     whether a dispatch mode is active."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
@@ -96,7 +96,7 @@ def operator(
 
     torch.compile recompiles for every new value of a float argument, but not for new values of a tensor. So if a float
     is symbolic, the returned function passes all floats as the tensor `numbers`, the operator's last argument. Constant
-    floats stay floats, because CUDA graphs reject tensors on the CPU.
+    floats stay floats, because CUDA graphs reject CPU tensors.
 
     Args:
         run: function of (*arguments, backend) that returns `results` tensors. None stands for an empty tensor.
@@ -136,7 +136,7 @@ def operator(
 
 
 def like(inputs: Sequence[Tensor | None], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return, for each input, an empty tensor of its shape and dtype if `needs` is True, else None."""
+    """For each input, return an empty tensor of its shape and dtype if its entry of `needs` is True, else None."""
     pairs = zip(inputs, needs, strict=True)
     return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in pairs])
 

@@ -1,6 +1,6 @@
-"""torch.logcumsumexp with a correct forward-mode derivative. In torch 2.13, the built-in derivative computes exp
-without subtracting a maximum. So the derivative is 0 or NaN if the inputs differ by more than the dtype's exponent
-range."""
+"""torch.logcumsumexp with a correct forward-mode derivative. In torch 2.13, the built-in derivative computes exp of the
+inputs without first subtracting their maximum. So the derivative is 0 or NaN if the inputs differ by more than the
+dtype's exponent range."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that a tensor has `shape` and is on the device of `to`. In error messages, `of` is the name of `to`."""
+    """Check that `value` is a tensor of this shape on the device of the tensor `to`, which error messages call `of`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if value.shape != shape or value.device != to.device:
         shape, device = tuple(shape), to.device
-        raise ValueError(f"{name} must have shape {shape} and the device of {of} ({device}), got {describe(value)}")
+        raise ValueError(f"{name} must have shape {shape} and be on {of}'s device ({device}), got {describe(value)}")
     return value
 
 

@@ -2,9 +2,9 @@
 
     err(kernel, truth) <= factor x err(plain, truth) + floor
 
-In this bound, truth is a float64 reference, and plain is the same formula in plain PyTorch in the kernel's dtype. The
-error err is the largest absolute difference from truth, and floor amounts to a few rounding errors. The bound follows
-from the dtype's precision, so no test has to choose a tolerance.
+In this bound, truth is the result of a float64 reference, and plain is the result of the same formula in plain PyTorch,
+in the kernel's dtype. The error err is the largest absolute difference from truth, and floor is the size of a few
+rounding errors. The bound follows from the dtype's precision, so no test has to choose a tolerance.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, 
 def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
     """Assert that a loss's error is at most twice the error of `plain` plus a few rounding errors of the result.
 
-    exponent_range is scale x (max - min) of the values in the exponents of L = log(1 + sum of exp), or 0 for other
-    losses. A kernel may compute an exponent as a sum x_i + y_j of two terms as large as exponent_range. The rounding
-    errors of these terms are proportional to their size. An error e in the exponents changes L by (1 - exp(-L)) e.
+    For a loss L = log(1 + sum of exp(scale (c_i - c_j))), exponent_range is scale (max c - min c). For other losses,
+    exponent_range is 0. A kernel may compute an exponent as a sum x_i + y_j of two terms as large as exponent_range.
+    The rounding errors of these terms are proportional to their size. An error e in the exponents changes L by (1 -
+    exp(-L)) e.
     """
     largest = _largest(truth)
     floor = ULPS * torch.finfo(actual.dtype).eps * (largest + exponent_range * min(1.0, largest))
@@ -62,7 +63,7 @@ def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_
 def assert_gradient_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
     """Assert that a gradient's error is at most three times the error of `plain` plus a few rounding errors.
 
-    exponent_range is scale x (max - min) of the values in the exponents, or 0 for ops without exponents.
+    exponent_range has the same meaning as in assert_loss_accurate. For ops without exponents, it is 0.
     """
     largest = _largest(truth)
     eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(wide(actual.dtype)).eps)

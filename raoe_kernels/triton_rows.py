@@ -43,8 +43,8 @@ def unit_of(*matrices: Tensor) -> int:
 
 @triton.jit
 def at(row, start, UNIT: tl.constexpr):
-    """Return a pointer to element `start` of a row. For UNIT 16, mark the pointer as 16-byte aligned, for wide
-    loads."""
+    """Return a pointer to element `start` of a row. If UNIT is 16, mark the pointer as 16-byte aligned, so that the
+    compiler emits wide loads."""
     return tl.multiple_of(row + start, 16) if UNIT == 16 else row + start
 
 

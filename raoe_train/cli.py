@@ -70,8 +70,8 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
 
 
 def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
-    """Return a parser that only prints help and completes words in a shell, with the settings of `jobs`. Settings are
-    read by `split`, because some sections accept keys that only another library knows."""
+    """Return a parser that only prints help texts and completes words in a shell, with the settings of `jobs`. `split`
+    reads the command line instead, because some sections accept keys that only another library knows."""
     form: Any = argparse.RawDescriptionHelpFormatter
     recipes = textwrap.fill(f"a YAML file, or one of: {', '.join(cfg.shipped())}", 100)
     epilog = f"RECIPE is {recipes}\n\n{STATUS}"
@@ -115,7 +115,6 @@ def add_keys(job: argparse.ArgumentParser, config: Any) -> None:
 
 
 def add_key(group: Any, name: str, key: cfg.Key, *, hidden: bool = False) -> None:
-    """Add the command-line option for one key of a configuration class."""
     kind, default = cfg.describe(key.type), key.default
     if key.type is cfg.Choice:
         default = default.class_path
@@ -127,7 +126,7 @@ def add_key(group: Any, name: str, key: cfg.Key, *, hidden: bool = False) -> Non
 
 
 def split(words: Sequence[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Split a command line into (words before the first option, {option: [list of words after each occurrence]})."""
+    """Split a command line into (words before the first option, {option: [words after each of its occurrences]})."""
     before, options = list[str](), dict[str, list[list[str]]]()
     values = before
     for word in words:
@@ -210,7 +209,7 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> dict[str, Any]:
-    """Run a job and return its result. If an option only prints something, such as --print_config, return {}."""
+    """Run the job of a command line and return its result. For an option that only prints something, return {}."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete  # type: ignore[import-not-found]
 

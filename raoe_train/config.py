@@ -33,8 +33,8 @@ def _number(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Parse a string as YAML. Invalid YAML, mappings and lists without brackets (such as "query: "), and values that
-    are not strings are returned unchanged."""
+    """Parse a string as YAML. Return the value unchanged if it is not a string, if it is not valid YAML, or if it is a
+    mapping or a list without brackets (such as "query: ")."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             parsed = read_yaml(value)
@@ -87,9 +87,9 @@ shorten.maxstring = shorten.maxother = 200
 
 @dataclasses.dataclass
 class Choice:
-    """A class, given by its name in raoe_train.losses or by its import path, and keywords for its constructor. The key
-    `loss` sets the class, and a key such as `loss.scale` sets the keyword `scale`. A recipe can also set the class and
-    its keywords with loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
+    """The chosen class: its name in raoe_train.losses or its import path, and keyword arguments for its constructor.
+    The key `loss` sets the class, and a key such as `loss.scale` sets the keyword `scale`. A recipe can also set the
+    class and its keywords with loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -99,7 +99,6 @@ class Choice:
 
     @property
     def chosen(self) -> Any:
-        """Import and return the class."""
         module, _, name = self.class_path.rpartition(".")
         return getattr(importlib.import_module(module or LOSSES), name)
 
@@ -127,7 +126,7 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
 
 
 def checked(config: T) -> T:
-    """Return config.complete(), which checks settings of other libraries, or `config` if it has no such method."""
+    """Return config.complete(), which also checks settings of other libraries. Without this method, return `config`."""
     return config.complete() if hasattr(config, "complete") else config
 
 
@@ -278,7 +277,7 @@ def _describe(schema: Mapping[str, Any]) -> str:
 
 
 def value_of(words: Sequence[str], hint: Any) -> Any:
-    """Convert the words after an option on the command line to a value. An option without words is true, and words of
+    """Convert the words after an option on the command line to a value. Without such words, the value is true. Words of
     the form NAME=VALUE become a mapping."""
     words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words or ["true"]]
     if "object" in kinds_of(hint) and all("=" in word for word in words):
@@ -287,8 +286,8 @@ def value_of(words: Sequence[str], hint: Any) -> Any:
 
 
 def keywords_of(of: type) -> dict[str, Key]:
-    """Return {keyword: Key} for the constructor keywords of a class that have defaults. If the constructor takes **
-    arguments, include the keywords of the base class."""
+    """Return {keyword: Key} for each keyword with a default value in a class's constructor. If the constructor takes
+    ``**kwargs``, include the keywords of the base class."""
     keywords: dict[str, Key] = {}
     for base in of.__mro__:
         if "__init__" in vars(base):
@@ -313,7 +312,7 @@ def docs_of(config: type) -> dict[str, str]:
 
 
 def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, path) for each path in a configuration whose type has `marker`, such as "read" for Source."""
+    """Yield (dotted key, path) for each path in the settings whose types contain `marker`, such as "read" in Source."""
     for name, hint in hints_of(type(config)).items():
         value, key = getattr(config, name), prefix + name
         if dataclasses.is_dataclass(value):
@@ -324,7 +323,7 @@ def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, st
 
 
 def marked_as(hint: Any, marker: str) -> bool:
-    """Return whether a type, or a type nested in it, has a marker."""
+    """Return whether a type, or a type nested in it, is annotated with `marker`."""
     of = typing.get_args(hint)
     return marker in of or any(marked_as(each, marker) for each in of)
 
@@ -381,7 +380,7 @@ for _tag, (_form, _starts) in OWN_RULES.items():
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML. Raise ValueError if it is invalid."""
+    """Parse a YAML text. Raise ValueError if the text is invalid."""
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:

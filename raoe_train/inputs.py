@@ -49,7 +49,7 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
 
 
 def _with_digests(value: Any, hint: Any, data_dir: str | None) -> Any:
-    """Replace the name of each input by a digest of its content. Keep task names, because results contain them."""
+    """Replace the name of each input with a digest of its content. Keep task names, because results contain them."""
     if marked_as(hint, "suite"):
         value = pkgutil.resolve_name(SUITE_TASKS)(value)
     if marked_as(hint, "suite") or marked_as(hint, "task"):
@@ -74,7 +74,7 @@ def _data_digest(source: str) -> Any:
 
 
 def _task_digest(word: str, data_dir: str | None) -> Any:
-    """Return what determines a task's data, or None for an unknown task, which cannot be read."""
+    """Return what determines a task's data, or None for an unknown task."""
     source = pkgutil.resolve_name(TASK_SOURCE)(word, data_dir)
     return source and _data_digest(source)
 

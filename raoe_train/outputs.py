@@ -39,7 +39,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError, which names `key`, if a folder cannot be created. An existing folder may be read-only."""
+    """Raise ValueError that names `key` if a folder cannot be created. An existing folder may be read-only."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
@@ -48,7 +48,7 @@ def check_writable(path: Path, key: str) -> None:
 
 
 def partial(path: Path) -> Path:
-    """Return the temporary path for writing a file or folder. The next run overwrites what a killed job left there."""
+    """Return the temporary path of a file or folder to write. The next run overwrites what a killed job left there."""
     # a prefix, not a suffix, because the suffix sets the format; of a rank, because two may write a part
     return path.with_name(f".partial{rank_and_world()[0] or ''}.{path.name}")
 
@@ -68,7 +68,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def set_modes(folder: str | os.PathLike[str]) -> None:
-    """Give weight files in a folder the usual permissions: safetensors' files are readable only by their owner."""
+    """Give a folder's weight files the usual permissions, because safetensors lets only their owner read them."""
     mask = os.umask(0o077)  # the only way to read the mask is to set it
     os.umask(mask)
     for path in Path(folder).rglob("*.safetensors"):
@@ -83,7 +83,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """Write `content` as indented JSON atomically. ValueError for NaN and infinities."""
+    """Atomically write `content` as indented JSON. Raise ValueError for NaN and infinity."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -183,7 +183,7 @@ class Output:
 
     def begin(self, *files: str) -> None:
         """Write the record. Call this method right before writing to a folder. If the folder's record is finished or
-        has other settings, the files that it lists are removed. A later run may remove `files` from the folder."""
+        has other settings, the files that it lists are removed. A later run may remove the named `files`."""
         record = read_json(self.record)
         if record.get("finished") or different(record.get("settings"), self.settings):
             if self.folder:
@@ -214,7 +214,7 @@ class Output:
             remove(path)
 
     def wait(self) -> dict[str, Any]:
-        """Return the result when rank 0 has finished the output. Raise OSError if rank 0 ended without a result."""
+        """Wait for rank 0, and return the result of the output. Raise OSError if rank 0 ended without a result."""
         deadline = time.monotonic() + PATIENCE
         while not (result := self.finished()):
             time.sleep(POLL)
@@ -226,7 +226,7 @@ class Output:
         return result
 
     def _exists(self) -> bool:
-        """Return whether the file exists, or the folder contains more than complete or partly written records."""
+        """Return whether the output file exists, or the output folder contains more than (part of) its record."""
         if self.path.is_dir():
             half = f".partial*.{self.record.name}"
             return any(path != self.record and not path.match(half) for path in self.path.iterdir())
@@ -234,7 +234,7 @@ class Output:
 
 
 def digest(content: Any) -> str:
-    """Write plain values as JSON, and return the SHA-256 of the text in hexadecimal."""
+    """Return the hexadecimal SHA-256 digest of plain values, serialized as JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -259,7 +259,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the git commit of this source tree, with "+" if files have changed since the commit; None outside git."""
+    """Return the git commit of this source tree, with "+" if files have changed since; None outside a repository."""
 
     def git(*words: str) -> str:
         home = Path(__file__).parent
@@ -275,8 +275,8 @@ def commit() -> str | None:
 @contextmanager
 def locked(path: str | Path) -> Iterator[bool]:
     """Hold a lock file next to an output during the `with` block. The lock is released if the process dies. Raise
-    ValueError if another process holds it. Links to an output share a lock. Yield False if the file system has no
-    locks."""
+    ValueError if another process holds the lock. An output and links to it share one lock. Yield False if the file
+    system has no locks."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -304,7 +304,7 @@ def locked(path: str | Path) -> Iterator[bool]:
 
 
 def _is_work(path: Path) -> bool:
-    """Return whether a path in an unfinished output must be kept: work to resume, log lines, or files of users."""
+    """Return whether a path in an unfinished output contains work to resume, log lines, or users' files."""
     is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
     return path.name not in NO_WORK and not is_empty_log and bool(files_in(path))
 

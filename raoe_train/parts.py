@@ -18,7 +18,7 @@ def write_parts(
     folder: Path, items: Sequence[Any], make: Callable[[Any], np.ndarray], name: str, size: int = 0, sync: bool = False
 ) -> list[Path]:
     """Compute an array in parts: write this process's share of the missing parts, and return the paths of all parts.
-    Rank 0 waits for the other processes and, after PATIENCE seconds, computes the parts that are still missing.
+    Rank 0 waits for the other processes and, after a timeout (PATIENCE), computes the parts that are still missing.
 
     Args:
         folder: where finished parts are kept, from which an interrupted job resumes.
@@ -36,7 +36,6 @@ def write_parts(
     names = {path.name for path in paths.values()}
 
     def finished() -> set[str]:
-        """Return the names of the parts that any process has finished."""
         return names.intersection(os.listdir(folder)) if folder.exists() else set()
 
     made = finished()
@@ -70,7 +69,7 @@ def write_parts(
 
 
 def read_parts(paths: Sequence[Path]) -> np.ndarray:
-    """Return the array of all parts. (`np.concatenate` would also keep the separate parts in memory.)"""
+    """Join all parts into one array. (`np.concatenate` would also keep the separate parts in memory.)"""
     parts, end = [np.load(path, mmap_mode="r") for path in paths], 0
     whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
     while parts:

@@ -19,7 +19,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def from_environment(name: str, default: int) -> int:
-    """Return an environment variable of torchrun (RANK, WORLD_SIZE, LOCAL_RANK) as int, or `default` if unset."""
+    """Return torchrun's environment variable `name` (RANK, WORLD_SIZE, LOCAL_RANK) as an int, or `default` if unset."""
     value = os.environ.get(name) or default
     try:
         return int(value)
@@ -49,7 +49,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 
 
 def end_group() -> None:
-    """Destroy torch's process group, if there is one. If a group still exists when a process ends, threads of gloo may
+    """Destroy torch's process group, if there is one. If a group still exists when a process ends, gloo's threads may
     abort the process (pytorch issue 190489)."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():

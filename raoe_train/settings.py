@@ -280,7 +280,7 @@ class Classifier:
     epoch_size: PositiveInt | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the name and all settings. Raise ValueError for unknown names and settings."""
+        """Return the classifier's name and settings. Raise ValueError for unknown names and settings."""
         if self.name not in CLASSIFIERS:
             hint = nearest(self.name, CLASSIFIERS)
             raise ValueError(f"classifier.name must be one of {', '.join(CLASSIFIERS)}, got {self.name!r}{hint}")

@@ -88,8 +88,8 @@ def dual_attention(
 ) -> tuple[Tensor, Tensor]:
     """Causal and bidirectional attention for the same queries, keys and values: the two terms of BeLLM's Eq. 5.
 
-    The arguments and errors are those of bidirectional_attention, without dropout_p and causal. The backend "triton"
-    computes both results in one pass over the keys.
+    The function takes the arguments of bidirectional_attention except dropout_p and causal, and raises the same errors.
+    The backend "triton" computes both results in one pass over the keys.
 
     Returns:
         (causal result, bidirectional result): what bidirectional_attention returns with causal=True and causal=False.

@@ -1,12 +1,12 @@
-"""Bidirectional and dual attention as differentiable functions, eager and under torch.compile.
+"""Bidirectional and dual attention as differentiable functions, in eager mode and under torch.compile.
 
-Attention does not use the interface of the other ops (_contract.py), for three reasons. First, a call has one or two
-results. Second, autograd differentiates the backends in plain torch. Third, under torch.compile, the backward pass must
-not draw a new dropout mask.
+Attention does not use the interface of the other ops (_contract.py), for three reasons. First, an attention call
+returns one or two results. Second, autograd differentiates the backends in plain torch. Third, under torch.compile, the
+backward pass must not draw a new dropout mask.
 
 A backend in plain torch has one function: forward(q, k, v, padding, options) returns one result for each entry of
-options.causal. A backend with its own gradient has three functions. `spans(q, padding)` prepares the padding for the
-other two functions. `forward` also returns the logsumexps that `backward` needs. Below, "last" stands for
+options.causal. A backend with a hand-written gradient has three functions. `spans(q, padding)` prepares the padding for
+the other two functions. `forward` also returns the logsumexps that `backward` needs. Below, "last" stands for
 options.causal[-1]:
     forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); "causal" is the first result of a
         dual call; in all other calls, the causal result and its logsumexp are None
@@ -31,7 +31,7 @@ WIDE = 128  # largest head dimension for which the Triton kernels keep their acc
 
 
 class Problem(NamedTuple):
-    """Values that determine the choice of a backend. `operator` is True in a call through the torch.library
+    """Values that determine which backend runs a call. `operator` is True in a call through the torch.library
     operator."""
 
     q: Tensor

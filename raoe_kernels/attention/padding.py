@@ -1,5 +1,5 @@
-"""Padding and options of a call, and functions that convert packed batches to padded batches and back. No function in
-this file makes the host wait for the device."""
+"""Padding and options of an attention call, and functions that convert packed batches to padded batches and back. No
+function in this file makes the host wait for the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class Padding(NamedTuple):
-    """Positions of the real tokens of a call. At most one of the first three fields is set. If none is set, all tokens
-    are real.
+    """Positions of a call's real tokens (those that are not padding). At most one of lengths, mask and cu_seqlens is
+    set. If none of these is set, all tokens are real.
 
     Attributes:
         lengths: [b]; the first lengths[i] tokens of row i are real
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """A batch in padded form, with zeros where `real` [b, L] is False. If `real` is None, all tokens are real.
+    """A batch in padded form, with zeros where the mask `real` [b, L] is False. If `real` is None, all tokens are real.
 
     `right` is True if all padding is known to be on the right.
     """

@@ -37,7 +37,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 
 def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
-    """Return a bool mask [b, heads, L, L], True for the attention weights that dropout keeps (README, Dropout)."""
+    """Return a bool mask [b, heads, L, L], True for the attention weights that dropout keeps (see the README)."""
     place = torch.arange(real.shape[1], device=real.device) - real.byte().argmax(1, keepdim=True)
     batch, head = (torch.arange(n, device=real.device) for n in (real.shape[0], heads))
     key = _fold(_fold(torch.zeros_like(seed), seed), seed >> 32)
@@ -46,7 +46,8 @@ def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
 
 
 def _fold(key: Tensor, number: Tensor) -> Tensor:
-    """Mix the low 32 bits of `number` into a 32-bit key (int64) by the hash lowbias32, one-to-one in each argument."""
+    """Mix the low 32 bits of `number` into a 32-bit key (int64) with the hash lowbias32, which is one-to-one in each
+    argument."""
     x = key ^ (number * 0x9E3779B9 & LOW_BITS)
     x = (x ^ x >> 16) * 0x7FEB352D & LOW_BITS
     x = (x ^ x >> 15) * 0x846CA68B & LOW_BITS

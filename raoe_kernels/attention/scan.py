@@ -1,6 +1,6 @@
 """Attention with torch's own functions and torch's dropout. Packed sentences use FlashAttention where it can run. On a
-CPU without dropout, most batches with padding use Sentences, which calls torch's CPU kernels (see sentences.py). All
-other calls use scaled_dot_product_attention. A dual call computes attention twice, because torch has no dual attention.
+CPU without dropout, most batches with padding use the class Sentences, which calls torch's CPU kernels. All other calls
+use scaled_dot_product_attention. A dual call computes attention twice, because torch has no dual attention.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _has_flash(device: torch.device) -> bool:
 
 
 class _Packed(torch.autograd.Function):
-    """Torch's FlashAttention on packed sentences. FlashAttention does not access tokens outside all sequences."""
+    """Torch's FlashAttention on packed sentences. FlashAttention does not access tokens that belong to no sequence."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, options: Options):
@@ -93,7 +93,7 @@ class _Packed(torch.autograd.Function):
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Return a mask [b, 1, L, L], True for real keys up to the query, and for its own key, so that no row is empty."""
+    """Return a mask [b, 1, L, L], True for a query's own key (so that no row is empty) and the real keys before it."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

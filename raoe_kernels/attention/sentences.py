@@ -1,5 +1,6 @@
 """Attention on a CPU in runs of sentences of similar length. A run uses the kernels behind torch's
-scaled_dot_product_attention, or matrix products for short sentences if a gradient is needed.
+scaled_dot_product_attention. If a gradient is needed, a run of short padded sentences in float32 or float64 uses matrix
+products instead.
 
 On a CPU, the lengths can be read without a sync, so most computations on padding can be skipped. Padding that remains
 in a run gets attention weights of exactly 0. A mask hides padding keys. In the backward pass, a logsumexp of inf (or
@@ -113,7 +114,7 @@ def _runs(padding: Padding, q: Tensor) -> list[_Run]:
 
 
 def _padded_length(length: int, room: int, min_length: int) -> int:
-    """Return the number of tokens, with padding, to compute for a sentence of `length` tokens."""
+    """Return the number of tokens, including padding, that are computed for a sentence of `length` tokens."""
     rounded = length if length <= STEP // 2 else -(-length // STEP) * STEP
     return min(max(rounded, min_length), room)
 
@@ -139,13 +140,14 @@ def _run(
 
 
 def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the fields `padding` and `bias` of a run."""
+    """Return the masks of a run: its fields `padding` and `bias`."""
     padding = torch.arange(longest, device="cpu") >= lengths[:, None]
     return padding, lengths.new_zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)[:, None, None, :]
 
 
 def supports(padding: Padding) -> bool:
-    """Return whether `Sentences` can run a batch. The batch must be packed, or padded only around its sentences."""
+    """Return whether `Sentences` can run a batch. The batch must be packed, or have padding only outside its
+    sentences."""
     if padding.mask is None:
         return padding.lengths is not None or padding.cu_seqlens is not None
     begins = padding.mask[:, 1:] & ~padding.mask[:, :-1]
@@ -177,7 +179,7 @@ def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
 def _multiply(
     inputs: list[Tensor], run: _Run, scale: float, causal: tuple[bool, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the results and attention weights of a run of short sentences, which are 0 for padding queries."""
+    """Return results and attention weights of a run of short sentences. They are 0 for padding queries."""
     q, k, v = (x.contiguous() for x in inputs)
     scores = (q @ k.mT).mul_(scale)
     if run.bias is not None:
@@ -206,8 +208,8 @@ def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[T
 
 
 class Sentences(torch.autograd.Function):
-    """Compute one result per entry of `causal`. The inputs must have the same number of heads. No row may have padding
-    between real tokens."""
+    """Compute attention run by run, with one result per entry of `causal`. The inputs must have the same number of
+    heads. No row may have padding between real tokens."""
 
     @staticmethod
     def forward(

@@ -6,8 +6,8 @@ p_causal, where w = 2^(lse_causal - lse_full) <= 1 is one number per query. So o
 the causal and the bidirectional one. Up to the diagonal, this product uses the mixed gradient w g_full + g_causal, the
 delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, the product uses the bidirectional gradient,
 delta and logsumexp. The query kernel runs first and stores the mixed values. Each kernel loops over the clear tiles
-(without a mask) on both sides of the diagonal, then over the masked tiles. Masked tiles are the tiles on the diagonal,
-where each element uses the values of its own side, and tiles that may contain padding. Short sentences have one tile.
+(without a mask) on both sides of the diagonal, then over the masked tiles. A tile is masked if it is on the diagonal,
+where each element uses the values of its own side, or if it may contain padding. Short sentences have one tile.
 
 With a dropout mask M, o = M p v / (1 - dropout_p). So ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g / (1 -
 dropout_p). The kernels multiply delta by 1 - dropout_p, and at the end divide the gradients by 1 - dropout_p.
@@ -98,7 +98,8 @@ def _of_queries(
     full, causal, grad_full, grad_causal, lse_full, lse_causal, base, row, real, kept, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Return gradient, logsumexp and delta of a tile of results, then their mixed values (different only if DUAL)."""
+    """Return the gradient, logsumexp and delta of a tile of results, and then the mixed values of all three, which
+    differ only in mode DUAL."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     at = base * HEAD_DIM
     grad = rows(begin(grad_full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -211,7 +212,8 @@ def _by_masked_weight(
     scores, later, values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value, query_keys, key_offsets, threshold,
     MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute what _by_weight returns, for a masked tile. The mixed values apply to keys not `later` than the query."""
+    """Compute the results of _by_weight for a masked tile. Keys that are not `later` than the query use the mixed
+    values."""
     if MODE == DUAL:
         p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
         by_value = dot(tl.where(later, p, 0.0).to(grad.dtype), grad, by_value, PRECISION)
@@ -258,7 +260,8 @@ def attention_backward_kv(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a tile of keys and values from one query head. The caller sums the gradients of a group.
+    """Compute the gradients of a tile of keys and values from one query head. The caller sums the gradients over a
+    group's heads.
 
     No matrix product needs a padding mask: a padding query is a row of zeros with gradient 0, and the gradient of a
     padding key is set to 0 at the end.

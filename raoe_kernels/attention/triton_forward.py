@@ -2,17 +2,16 @@
 
 A program computes the results of one tile of queries, for one head and one sequence. The program runs an online softmax
 in base 2 over tiles of keys. The state of the softmax is the running maximum m of the scores, the sum l of 2^(score -
-m), and the sum acc of the values with these weights. In a causal call, a program stops after its own tile. A dual call
-returns the causal and the bidirectional result. A program of a dual call first processes the keys before its own tile
-and, within this tile, the keys up to each query. The program then writes the causal result, and continues the same
-softmax with the later keys, which gives the bidirectional result. So the program needs only one softmax state, and
-computes the scores of every tile once.
+m), and the sum acc of the values with these weights. In a causal call, a program stops after the tile of keys at its
+own position. A dual call returns the causal and the bidirectional result. In a dual call, a program first processes the
+keys up to each query. The program then writes the causal result, and continues the same softmax with the later keys,
+which gives the bidirectional result. So one softmax state is enough, and the scores of every tile are computed once.
 
-Most tiles of keys need no mask: they are "clear". A tile needs a mask at the end of a sequence, on the diagonal, or if
-the sequence has holes (padding between real tokens). Positions are counted from a sequence's first real token. So a
-sequence has the same tiles in the same order at any place in a batch, whether left-padded, right-padded or packed.
+Most tiles of keys need no mask and are called "clear". A tile needs a mask at the end of a sequence, on the diagonal,
+or if the sequence has holes (padding between real tokens). Positions are counted from a sequence's first real token. So
+a sequence is split into the same tiles, in the same order, at any place in a left-padded, right-padded or packed batch.
 
-The dropout mask is a hash of positions (README, Dropout), so the backward kernels can compute the same mask again.
+The dropout mask is a hash of positions (see the README), so the backward kernels can compute the same mask again.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def sequence(spans, gap, batch, longest, masked):
     """Return the position of the first real token, the number of tokens from there to the last real token, and 1 if the
     sequence has holes.
 
-    In `spans`, the end of a sequence is stored `gap` numbers after its start (gap is 1 for cu_seqlens). In a batch
-    with a padding mask, a flag for holes is stored another `gap` numbers later.
+    In `spans`, the end of a sequence is stored `gap` elements after its start (gap is 1 for cu_seqlens). In a batch
+    with a padding mask, a flag for holes is stored another `gap` elements later.
     """
     first = tl.load(spans + batch)
     length = tl.maximum(tl.minimum(tl.load(spans + gap + batch) - first, longest), 0)
@@ -165,7 +164,7 @@ def stream(seed, head, batch, DROPOUT: tl.constexpr):
 
 @triton.jit
 def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
-    """Zero the elements of a tile that dropout drops. `query_keys` holds fold(stream, offset) of each query."""
+    """Set a tile's elements to 0 where dropout drops them. `query_keys` holds fold(stream, offset) of each query."""
     if DROPOUT:
         x = tl.where(fold(query_keys, key_offsets) >= threshold.to(tl.uint32), x, 0.0)
     return x
@@ -213,10 +212,10 @@ def attention_forward(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. Mode CAUSAL stops at the diagonal. Mode DUAL
-    writes the causal result at the diagonal, and continues. A step multiplies BLOCK queries by OTHER keys, where OTHER
-    divides BLOCK. With DROPOUT, weights whose hash is below `threshold` are dropped: they count only in the sum of the
-    softmax. `kept` is 1 - dropout_p."""
+    """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. In mode CAUSAL, a program stops at the
+    diagonal. In mode DUAL, it writes the causal result at the diagonal, and continues. A step multiplies BLOCK queries
+    by OTHER keys, where OTHER divides BLOCK. With DROPOUT, weights whose hash is below `threshold` are dropped: they
+    count only in the sum of the softmax. `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads

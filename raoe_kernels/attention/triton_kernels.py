@@ -1,4 +1,4 @@
-"""Launch the kernels of triton_forward.py and triton_backward.py: bidirectional and dual attention in Triton.
+"""Bidirectional and dual attention in Triton: launches of the kernels in triton_forward.py and triton_backward.py.
 
 Padded and packed batches use the same kernels. A packed batch is treated as a single padded row in which a sequence
 can begin at any position.
@@ -56,7 +56,7 @@ KERNELS = (attention_forward, attention_backward_q, attention_backward_kv, atten
 
 
 def _precision(q: Tensor) -> str:
-    """Return how products of float32 are computed: "tf32" if torch's setting for matrix products allows it, else
+    """Return how float32 matrix products are computed: "tf32" if torch's setting for matrix products allows it, else
     "ieee". Each launch reads the setting, as torch's own matrix products do."""
     # allow_tf32 is an older name of this setting. Reading it raises an error once someone has set fp32_precision.
     allowed = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -64,7 +64,7 @@ def _precision(q: Tensor) -> str:
 
 
 def _short(head_dim: int, longest: int) -> int:
-    """Return the number of rows of the smallest of SHORT_TILES for the longest sentence, or 0 if all are too small."""
+    """Return the smallest number of rows in SHORT_TILES that fits the longest sentence, or 0 if none fits."""
     fitting = (tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows and head_dim <= SHORT_WIDTHS[0])
     return next(fitting, 0)
 

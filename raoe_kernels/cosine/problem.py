@@ -1,6 +1,6 @@
 """Input of all backends of pairwise_cosine (see _contract.py), and the op's registration.
 
-`saved` holds the cosine c, 1 / |a| and 1 / |b|, each in the result's shape. For a pair with a zero row, all are 0.
+`saved` holds the cosine c, 1 / |a| and 1 / |b|, in the result's shape. For a pair with a zero row, all three are 0.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .._native import missing_beyond_cpu
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. The matrices a and b are (B, D). If `dims` is None, the result is (B,). Otherwise, `dims`
-    holds K increasing widths, and the result is (K, B)."""
+    """Arguments of one call. The matrices a and b have shape (B, D). If `dims` is None, the result has shape (B,).
+    Otherwise, `dims` holds K increasing widths, and the result has shape (K, B)."""
 
     a: Tensor
     b: Tensor

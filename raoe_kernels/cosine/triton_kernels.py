@@ -1,7 +1,7 @@
 """pairwise_cosine in Triton: one warp per row, or one program per row if there are few rows. Rows of any length are
 processed in blocks of columns and read once per pass.
 
-For several widths, each segment of columns between two widths takes one launch. The tensor `sums` passes three numbers
+For several widths, each segment of columns between two widths needs one launch. The tensor `sums` passes three numbers
 per row from launch to launch. Launches run from narrow to wide widths in the forward pass, and from wide to narrow
 widths in the backward pass. Each launch reads one part of `sums` and writes another part. All warps of a program read
 each number, but only one warp writes it. If this warp overwrote the number that it read, a late warp could read the new

@@ -18,13 +18,14 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
     UnbatchedClassifierFreeGuidanceLogitsProcessor.
 
     A logit of -inf in `current` forbids its token: the token's result is -inf, regardless of `previous`. If only the
-    logit in `previous` is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies (in
-    transformers: NaN). A NaN or +inf logit makes all results of its row NaN, except for forbidden tokens. If guidance
-    is 1, `previous` is ignored. If `current` and `previous` are equal, the result is exactly their log_softmax.
+    logit in `previous` is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies. In
+    transformers, it is NaN. A NaN or +inf logit makes all results of its row NaN, except for forbidden tokens. If
+    guidance is 1, `previous` is ignored. If `current` and `previous` are equal, the result is exactly their
+    log_softmax.
 
     Args:
-        current: (..., V) next-token logits given the nearer context, float16, bfloat16, float32 or float64.
-        previous: (..., V) next-token logits given the farther context, with current's shape, dtype and device.
+        current: (..., V) next-token logits given the current context, float16, bfloat16, float32 or float64.
+        previous: (..., V) next-token logits given the previous context, with current's shape, dtype and device.
         guidance: finite number >= 0: the paper's 1 + lambda, not lambda. A value below 1 interpolates between the two
             contexts.
         backend: "auto", "reference", "scan" (plain torch, a few rows at a time) or "triton".
@@ -47,7 +48,7 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
 
     The result is the argmax of guidance x current - (guidance - 1) x previous: greedy decoding with Eq. 4 of the
     ranking-sentences paper. If several tokens have the largest value, the first one is returned. A logit of -inf in
-    `current` excludes its token. If all logits in `current` are -inf, the result is 0. NaN counts as the largest value,
+    `current` forbids its token. If all logits in `current` are -inf, the result is 0. NaN counts as the largest value,
     as in torch.argmax. Values are compared after they are rounded to float32 (float64 for float64 logits).
 
     Args:

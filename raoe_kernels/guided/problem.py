@@ -1,7 +1,7 @@
 """Input of all backends of guided_log_probs and guided_argmax (see _contract.py), and the registration of both ops.
 
-For guided_log_probs, `saved` holds one normaliser (2, R) per context. For each row, this contains the largest logit z
-and log(sum of exp(logit - z)), or 0 and 0 if all logits are -inf. A backend that needs no normalisers saves None.
+For guided_log_probs, `saved` holds one normaliser (2, R) per context. For each row, a normaliser holds the largest
+logit z and log(sum of exp(logit - z)), or 0 and 0 if all logits are -inf. A backend without normalisers saves None.
 """
 
 from __future__ import annotations

@@ -16,15 +16,16 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return Eq. 4 for log-probabilities p and q, guidance p - (guidance - 1) q, as p + (guidance - 1) (p - q)."""
+    """Compute guidance x p - (guidance - 1) x q (Eq. 4) as p + (guidance - 1) x (p - q), where p and q are the
+    log-probabilities given the current and the previous context."""
     p, q = map(_log_softmax, problem.logits)
     result = p + (problem.guidance - 1) * (p - q)
     return result.masked_fill(problem.current == -torch.inf, -torch.inf), (None, None)
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the gradients of the logits z: d log_softmax(z)_v / dz_w = [v = w] - softmax(z)_w, weighted by the
-    upstream gradient and summed over the columns v whose result is finite."""
+    """Return the gradients of the logits z. The derivative d log_softmax(z)_v / dz_w is [v = w] - softmax(z)_w. The
+    derivatives are weighted by the upstream gradient, and summed over the columns v whose result is finite."""
     (current, previous), guidance = problem.logits, problem.guidance
     grad = upstream.masked_fill((current == -torch.inf) | (previous == -torch.inf), 0)
     total = grad.sum(-1, keepdim=True)
@@ -37,6 +38,6 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of guidance x - (guidance - 1) y for logits x and y: Eq. 4 without its constant terms."""
+    """Return the argmax of guidance x - (guidance - 1) y for logits x and y: Eq. 4 up to a constant per row."""
     x, y = (logits.to(wide(logits.dtype)) for logits in problem.logits)
     return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -torch.inf, -torch.inf).argmax(-1), ()

@@ -1,6 +1,6 @@
-"""Guided ops in Triton. Rows are split into slices. Each pass takes two launches. The first launch computes sums per
-slice (argmax: the best column). The second launch joins a row's slices and, except in argmax, rereads the slices from
-the L2 cache."""
+"""Guided ops in Triton. Rows are split into slices. Each pass takes two launches. The first launch computes the sums of
+each slice (in argmax: its best column). The second launch joins a row's slices and, except in argmax, rereads the
+slices from the L2 cache."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of both contexts, with the formulas of scan.backward."""
+    """Store the gradients of both contexts' logits, computed with the formulas of scan.backward."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)

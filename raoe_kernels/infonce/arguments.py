@@ -44,8 +44,8 @@ def pair_of_ids(
     name: str, value: object, rows: int, columns: int, anchors: Tensor, several: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Check and return a pair of id tensors: anchor_ids (rows,) and column_ids (columns,). With `several`, the ids may
-    also be (rows, K) and (columns, K). If both tensors are int32, they stay int32, because InfoNCE's bfloat16 kernel
-    has few registers left for ids. Other pairs are cast to int64."""
+    also have shapes (rows, K) and (columns, K). If both tensors are int32, they stay int32, because InfoNCE's bfloat16
+    kernel has few registers left for ids. Other pairs are cast to int64."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name} must be a pair of integer tensors (anchor_ids, column_ids), got {_validate.describe(value)}"
@@ -64,7 +64,7 @@ def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "posit
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
-        raise ValueError(f"targets must be column indices (one column per row of {of}), but there are no rows")
+        raise ValueError(f"targets must be column indices (one column per row of {of}), but there are no such rows")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (x.item() for x in targets.aminmax())
         if low < lowest or high >= columns:
@@ -86,7 +86,7 @@ def check_ignore(
 
 
 def check_directions(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
-    """Check the directions, and return them in the order of DIRECTIONS, and whether all of them share one softmax."""
+    """Check the directions. Return them in the order of DIRECTIONS, and whether all of them share one softmax."""
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
     if not isinstance(directions, (tuple, list)):

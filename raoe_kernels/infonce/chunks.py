@@ -26,8 +26,8 @@ WIDENS = torch.__version__ >= "2.10"  # torch compares this string as a version
 
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-    """Return x @ y, written to `out` or added to `add` if set. For float16 and bfloat16 inputs, the result is float32,
-    computed by tensor cores on a GPU. Otherwise the result has the dtype of the inputs."""
+    """Return x @ y. If given, `out` stores the product, or `add` accumulates it. For float16 and bfloat16 inputs, the
+    result is float32, computed by tensor cores on a GPU. Otherwise the result has the dtype of the inputs."""
     if x.dtype.itemsize == 2:
         if x.is_cuda and WIDENS:
             if add is not None:
@@ -45,8 +45,8 @@ def sweep(
     part: slice | None = None,
     most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return two products: weights @ columns, or None unless by_rows is set, and weights[:, part]^T @ rows, or None
-    without `part`. The products have the dtype that `product` returns.
+    """Return two products: weights @ columns if by_rows is set, and weights[:, part]^T @ rows if `part` is set. A
+    product that is not requested is None. The products have the dtype that the function `product` returns.
 
     The callback weigh(first, logits) gets logits = rows[first : first + n] @ columns^T and may overwrite them. The
     callback returns the (n, columns) weights in the dtype of the rows, or None if no product is needed. A chunk has at
@@ -142,7 +142,7 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y, added to `add` if set. If x or y is a Halves, split both, and sum all products except low @ low."""
+    """Return x @ y (plus `add`, if given). If x or y is a Halves, split both, and sum all products except low @ low."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

@@ -105,7 +105,7 @@ class Problem(NamedTuple):
         return fits and _compiles_fused()
 
     def special(self) -> list[str]:
-        """Return the names of the options that this call uses, beyond query_to_doc or the symmetric loss."""
+        """Return the names of this call's special options, which go beyond query_to_doc and the symmetric loss."""
         options = {
             "joint directions": self.several and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
@@ -159,7 +159,7 @@ info_nce_widths = register(
 
 @cache
 def _compiles_fused() -> bool:
-    """Return whether Triton can compile triton_fused. Triton 3.4 and 3.5 reject its copies of less than 4 bytes."""
+    """Return whether Triton can compile triton_fused. Triton 3.4 and 3.5 reject copies of less than 4 bytes."""
     return tuple(map(int, import_module("triton").__version__.split(".")[:2])) >= (3, 6)
 
 
@@ -171,14 +171,14 @@ def own_columns(problem: Problem) -> Tensor:
 
 
 def own_anchors(problem: Problem) -> Tensor:
-    """Return the index of each anchor, (N,) int64, in all_anchors or, if all_anchors is None, in anchors."""
+    """Return the indices (N,) of the anchors in all_anchors or, if all_anchors is None, in `anchors` itself."""
     if problem.all_anchors is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device)
     return own_columns(problem)
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """Return a bool mask (n, C) for a slice of the anchors, True for columns that `ignore` excludes, or None."""
+    """Return a bool mask (n, C) for a slice of the anchors, True for columns to ignore, or None without `ignore`."""
     if problem.anchor_ids is not None:
         return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
@@ -190,9 +190,9 @@ def has_several_ids(problem: Any) -> bool:
 
 
 def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:
-    """Return a bool mask (n, C), True where row and column have an equal id, or the column's id is NO_CANDIDATE. Ids
-    are (n,) and (C,), or (n, K) and (C, K), where id k of a row is compared with id k of a column. With `back`, rows
-    are documents, columns are anchors, and NO_CANDIDATE marks a row, so the result mirrors that of query_to_doc."""
+    """Return a bool mask (n, C), True where row and column have the same id, or the column's id is NO_CANDIDATE. With
+    ids (n, K) and (C, K) instead of (n,) and (C,), id k of a row is compared with id k of a column. With `back`, rows
+    are documents, columns are anchors, and NO_CANDIDATE marks rows, so the mask mirrors the mask of query_to_doc."""
     if of_rows.ndim == 1:
         return (of_rows[:, None] == of_columns) | ((of_rows[:, None] if back else of_columns) == NO_CANDIDATE)
     pairs = zip(of_rows.unbind(1), of_columns.unbind(1), strict=True)
@@ -211,8 +211,8 @@ def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / |row| for each row, (n,), with 0 for a zero row, and a scalar "poison". The poison is NaN if any row
-    or its norm is not finite, otherwise 0."""
+    """Return 1 / |row| for each row (0 for a zero row), and a scalar "poison". The poison is NaN if any row or its norm
+    is not finite, otherwise 0."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide(rows.dtype))
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
@@ -231,9 +231,10 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -> Tensor:
-    """Return -log softmax(x)[own] of each row. own_exp is exp(x_own - shift); neg_sum is the sum of exp(x - shift) over
-    the other columns. Computed as log(1 + neg_sum / own_exp), a small loss keeps its digits. If the ratio is close to
-    overflow, x_own is far below `shift`, and the loss is computed as shift - own_logit + log(neg_sum)."""
+    """Return -log softmax(x)[own] of each row. Here, own_exp is exp(x_own - shift), and neg_sum is the sum of exp(x -
+    shift) over the other columns. The loss is computed as log(1 + neg_sum / own_exp), so that a small loss keeps its
+    digits. If this ratio is close to overflow, x_own is far below `shift`, and the loss is computed as shift -
+    own_logit + log(neg_sum)."""
     ratio = neg_sum / own_exp
     return torch.where(ratio < 1e30, ratio.log1p(), shift - own_logit + neg_sum.log())
 
@@ -278,7 +279,8 @@ class Block(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether the block contains the own pairs. In other blocks, rows leave out the columns of their own query."""
+        """Whether the block contains the own pairs. In other blocks, the softmax of a row leaves out the columns of the
+        row's own query."""
         return self.from_documents != self.to_documents
 
 
@@ -293,9 +295,8 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return indices (n, k): for each target, the columns below `count` that hold documents of the same query. These
-    columns are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after
-    it."""
+    """Return indices (n, k): for each target, the columns below `count` with documents of the same query. These columns
+    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after it."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]
@@ -303,5 +304,6 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
 
 
 def guide_threshold(problem: Problem, own_cosine: Tensor) -> Tensor:
-    """Return the guide cosine above which pairs are left out. `own_cosine` is the guide cosine of the own pair."""
+    """Return the threshold: pairs whose cosine under the guide is higher are left out. `own_cosine` is the cosine of
+    the own pair under the guide."""
     return own_cosine - (own_cosine.abs() * problem.margin if problem.relative else problem.margin)

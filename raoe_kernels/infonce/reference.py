@@ -74,7 +74,7 @@ def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Ten
 
 
 def own(places: Tensor, count: int) -> Tensor:
-    """Return a bool mask (n, count) that is True at mask[i, places[i]]. `places` is (n,) or (n, k)."""
+    """Return a bool mask (n, count) that is True at mask[i, places[i]]. The indices `places` are (n,) or (n, k)."""
     places = places.reshape(len(places), -1)
     mask = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
     return mask.scatter_(1, places, True)

@@ -1,7 +1,7 @@
 """info_nce_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
 The loss is a mean over the rows, so the forward pass computes a chunk's gradient as soon as its logits are known. Each
-block of a chunk takes three matrix products (see chunks.py): logits, gradient of the rows, gradient of the columns.
+block of a chunk needs three matrix products (see chunks.py): logits, gradient of the rows, gradient of the columns.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _logits(
     scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
-    """Write the logits to `parts`, with -inf for excluded columns. Return each row's own column in parts[0], (n, 1)."""
+    """Write the logits to `parts`, with -inf for excluded columns. Return the indices (n, 1) of the own columns in
+    parts[0]."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]
@@ -207,9 +208,9 @@ def _logits(
 def _write_hard_logits(
     problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
-    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. All logits are
-    computed as if they belonged to the larger group (raised or not). Then the logits of the smaller group are
-    corrected."""
+    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. First compute
+    all logits as if they belonged to the larger of the two groups (raised and not raised). Then correct the logits of
+    the smaller group."""
     raised_scale = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":

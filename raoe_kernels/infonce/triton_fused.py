@@ -2,8 +2,8 @@
 logits into weights while the tile is in registers, and writes only the weights (2 bytes each).
 
 A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit) instead. The gradients are products of w with the columns k or the anchors a. Instead of w, the product
-or its other factor is divided by s:
+e = exp(logit) instead of w. The gradients are products of w with the columns k or the anchors a. Instead of w, the
+product or its other factor is divided by s:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
@@ -75,9 +75,10 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) for row_count rows, starting at row `first`. A row is 0 in its own column, in its
+    """Compute a tile of exp(logit) for row_count rows, starting at row `first`. A row has zeros in its own column, in
     ignored columns, and in columns whose distance from its own column is a multiple of `period`. Write the tile's row
-    sums to `sums` (tiles of columns, row_count). With GRADIENT, also write exp(logit) / (column norm) to `weights`."""
+    sums to `sums`, whose shape is (tiles of columns, row_count). With GRADIENT, also write exp(logit) / (column norm)
+    to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
     # Programs that run at the same time use the same GROUP tiles of rows, so the columns that they read stay cached.
     group = tl.program_id(0) // (GROUP * tiles_n)
@@ -123,7 +124,8 @@ def info_nce_shares(
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write each row's loss to `stats`. With GRADIENT, also write 1 / sum to `shares`, row / (sum x norm) to `scaled`,
-    and the weight at the row's own column to own_weights. `copies` is the number of negatives equal to the own pair."""
+    and the weight at the row's own column to own_weights. `copies` is the number of negatives that repeat the own
+    pair."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)

@@ -1,5 +1,5 @@
-"""info_nce_loss in Triton: kernels before and after cuBLAS's matrix products. The forward pass computes the gradient
-with respect to the scaled rows. The backward pass propagates this gradient through the rows' norms."""
+"""info_nce_loss in Triton, with kernels before and after the matrix products of cuBLAS. The forward pass computes the
+gradient with respect to the scaled rows. The backward pass propagates this gradient through the rows' norms."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SHORT = {"BLOCK": 2048, "num_warps": 16}  # for float64, and for calls with a ma
 
 
 def _stretch(problem: Problem) -> float:
-    """Return the factor that makes float16 weights use float16's range. A weight includes the factors 1 / norm of the
-    scaled row and of the scaled column. Each factor is 1 to 2, so a weight is below 4 in each direction. In the second
-    direction, the weights of anchors that share a target can add up."""
+    """Return the factor by which float16 weights are scaled, to use more of float16's range. A weight includes the
+    factors 1 / norm of the scaled row and of the scaled column. Each factor is from 1 to 2, so a weight is below 4 in
+    each direction. In the second direction, the weights of anchors that share a target can add up."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
@@ -36,8 +36,8 @@ MaskOf = Callable[[slice], Tensor]
 
 
 def _guide_mask(problem: Problem) -> tuple[MaskOf, Tensor]:
-    """Return a function and a scalar "poison". The function maps a slice of the anchors to a bool mask (n, C), True for
-    columns that the guide or the caller excludes. The poison is NaN if a row of the guide is not finite, else 0."""
+    """Return a mask function and a scalar "poison". The function maps a slice of the anchors to a bool mask (n, C),
+    True for columns that the guide or the caller excludes. The poison is NaN if any guide row is not finite, else 0."""
     assert problem.guide_anchors is not None
     rows, _, poison = unit_rows(problem.guide_anchors)
     columns, _, poison_columns = unit_rows(problem.guide_positives, problem.guide_negatives)

@@ -1,8 +1,8 @@
 """Triton kernels of info_nce_loss before and after its matrix products, one program per row. Sums have a fixed order.
 
 The products use scaled rows, so that no dtype overflows. `info_nce_rows` scales each row by a power of two, which is
-exact. The norm of a scaled row is 1/2 to 1 (times `stretch`). The kernel also stores 1 / norm of the scaled row, which
-is 1 to 2. Logits and weights are multiplied by 1 / norm in float32.
+exact. The norm of a scaled row is from 1/2 to 1 (times `stretch`). The kernel also stores 1 / norm of the scaled row,
+which is from 1 to 2. Logits and weights are multiplied by 1 / norm in float32.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def log_one_plus(z):
-    """Return log(1 + z) for 0 <= z < 1, accurate for small z, as 2 artanh(w), where w = z / (2 + z) is at most 1/3."""
+    """Return log(1 + z) for 0 <= z < 1, accurate for small z. The result is 2 artanh(w) with w = z / (2 + z) <= 1/3."""
     terms: tl.constexpr = 17 if z.dtype == tl.float64 else 8
     w = z / (2.0 + z)
     series = tl.full((), 1.0 / (2 * terms - 1), z.dtype)
@@ -74,8 +74,8 @@ def info_nce_rows(
 ):  # fmt: skip
     """Write the anchors to `rows` and the positives and negatives to `columns`, scaled and padded with zeros. Write 1 /
     norm of each scaled row (without `stretch`) to `inverse`. In `inverse`, the columns start at index 0, and the
-    anchors at index row_place. The first row_place programs process columns, the later programs anchors. IN_UNIT is the
-    UNIT of the input matrices (see triton_rows.unit_of)."""
+    anchors at index row_place. The first row_place programs process columns, and all others process anchors. IN_UNIT is
+    the UNIT of the input matrices (see triton_rows.unit_of)."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place
@@ -120,10 +120,10 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, back, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Return index, 1 / norm, logit and original logit of the columns from `start` on. The logit is -inf for own and
-    ignored columns, and multiplied by `raised` where the hardness mode applies. `hard` is 0 without a hardness mode,
-    else 1 + the mode's index in problem.HARDNESS. Columns of a query are positive_count apart
-    (problem.of_one_query)."""
+    """Return the index, 1 / norm, logit and original logit of each column from `start` on. The logit is -inf for own
+    and ignored columns, and is multiplied by `raised` where the hardness mode applies. `hard` is 0 without a hardness
+    mode, else 1 + the mode's index in problem.HARDNESS. The columns of one query are positive_count apart (see
+    problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     padded_range = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
@@ -150,15 +150,15 @@ def info_nce_weights(
     strength: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr,
     LEARNED: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of the rows from `first` on to `stats`. With GRADIENT, also write the derivatives with respect
-    to the products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`. The derivative at a row's
-    own column is the largest, so it is written to `own_weights` instead, unrounded. Before computing exp, the kernel
-    subtracts the row's largest logit if SHIFTED, otherwise `limit`.
+    """Write the losses of a chunk of rows, starting with row `first`, to `stats`. With GRADIENT, also write the
+    derivatives with respect to the products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`.
+    The derivative at a row's own column is the largest, so it is written to `own_weights` instead, unrounded. Before
+    computing exp, the kernel subtracts the row's largest logit if SHIFTED, otherwise `limit`.
 
     With `back`, the kernel computes the second direction, whose rows are the anchors' targets and whose columns are the
-    anchors. This pass stores each row's log(sum of exp) in `stats` from index 2 row_count on, and each row's own weight
-    from index 3 row_count on. The SYMMETRIC pass that follows adds the weights of both directions. For `by_column`
-    (by_column_count,), see triton_kernels._by_column.
+    anchors. This pass stores each row's log(sum of exp) in `stats` from index 2 x row_count on, and each row's own
+    weight from index 3 x row_count on. The SYMMETRIC pass that follows adds the weights of both directions. For
+    `by_column` (by_column_count,), see triton_kernels._by_column.
 
     With LEARNED, `scale` is multiplied by the number at `learned`. With GRADIENT, the product of this number and the
     derivative with respect to it is stored at the end of `stats`. `strength` is hardness_strength, divided by the scale
@@ -252,10 +252,11 @@ def info_nce_gradients(
     negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr,
     IN_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of an input row from g, its row of the product with the weights. First add the term of the
-    own pair to g. In this pair, the partner of an anchor is its target. Without targets, the partner of a column is its
-    anchor. Then backpropagate through u = row / norm, which gives g - <g, u> u, and undo the scaling of the rows by
-    powers of two. The first anchor_grads programs process anchors, the later programs columns from first_column on."""
+    """Compute the gradient of an input row from g, the corresponding row of the product with the weights. First add the
+    term of the own pair to g. In this pair, the partner of an anchor is its target. Without targets, the partner of a
+    column is its anchor. Then backpropagate through u = row / norm, which gives g - <g, u> u, and undo the scaling of
+    the rows by powers of two. The first anchor_grads programs process anchors, and all others process columns from
+    first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * IN_UNIT, units * UNIT

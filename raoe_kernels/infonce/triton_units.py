@@ -51,7 +51,7 @@ def units_of(inputs: Rows, pad_rows: bool = False, multiple: int = UNIT.value) -
 
 
 def half(dtype: torch.dtype) -> float:
-    """Return the factor that makes scaled float16 rows use float16's range, or 1 for other dtypes."""
+    """Return the factor by which float16 rows are scaled, to use more of float16's range, or 1 for other dtypes."""
     return HALF if dtype == torch.float16 else 1.0
 
 

@@ -174,7 +174,7 @@ def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
 def _angle_keys(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the angular objective's sort keys, and the labels that restrict its pairs (None if nothing does)."""
+    """Return the angular objective's sort keys, and the labels that restrict its pairs (None if no labels do)."""
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None

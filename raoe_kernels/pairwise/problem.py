@@ -64,12 +64,12 @@ class Problem(NamedTuple):
         return math.floor(min(2 * self.margin, 2.0**62)) + 1
 
     def max_pairs(self) -> int:
-        """Largest number of pairs that the Triton kernel supports for this dtype of similarity."""
+        """Largest number of pairs that the Triton kernel supports for the dtype of `similarity`."""
         return ONE_BLOCK_DOUBLE if self.similarity.dtype == torch.float64 else ONE_BLOCK
 
 
 def constants(*values: Any, **options: Any) -> tuple[Any, ...]:
-    """Check the options of a call (the arguments of `_check`), and return the fields of a Problem from `rank` on."""
+    """Check the options of a call (the arguments of `_check`), and return a Problem's fields from `rank` on."""
     if torch.compiler.is_compiling():
         return _check(*values, **options)
     try:
@@ -118,7 +118,7 @@ def _gradients(problem: Problem) -> Tensor:
 
 
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the gradient of similarity: the sum over the parts of the part's gradient x its upstream gradient."""
+    """Return the gradient of similarity: each part's gradient times its upstream gradient, summed over the parts."""
     grads: Any = saved[0]
     upstream = upstream[..., None] if upstream.ndim else upstream
     grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1]) if problem.parts else grads * upstream
@@ -137,7 +137,7 @@ Forward = Callable[..., tuple[Tensor, Gradients]]
 
 
 def by_row(forward: Forward) -> Forward:
-    """Extend a backend's forward for similarity (B,) to (K, B), by computing one row at a time."""
+    """Extend a backend's `forward` from similarities (B,) to (K, B): it is called once for each of the K rows."""
 
     @wraps(forward)
     def run_rows(problem: Problem, needs: Needs, **options: Any) -> tuple[Tensor, Gradients]:

@@ -18,7 +18,7 @@ CLIP = 1e-6
 
 
 def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
-    """Return twice the rank of each score (int64). Ranks start at 0, with the tie rules of scipy.stats.rankdata."""
+    """Return twice the rank of each score, as int64. Ranks start at 0, with the tie rules of scipy.stats.rankdata."""
     index = torch.arange(len(scores), device=scores.device)
     equal = scores[:, None] == scores
     below = (scores[:, None] > scores).sum(1)  # number of smaller scores

@@ -1,7 +1,8 @@
 """Pairwise losses with one sort and logcumsumexp in plain torch, without a B x B matrix, on any device.
 
-Let x_i + y_j be the exponent of (i, j). The partners of j are all i for which (i, j) is in the sum. In the order of the
-scores, j's partners are all pairs up to some position or, with labels, some of these pairs (see this folder's README).
+Let x_i + y_j be the exponent of the pair (i, j). The partners of j are all i for which (i, j) is in the sum. If the
+sentence pairs are sorted by score, j's partners are all pairs up to some position or, with labels, some of these pairs
+(see this folder's README).
 
     P_j = logsumexp of x over j's partners      log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
@@ -31,8 +32,8 @@ def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple
     """Return the losses, and their gradients with respect to similarity: (2, B) with problem.parts, otherwise (B,).
 
     `classes` is an upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels
-    are counted if they are on a CPU. On other devices, the algorithm is chosen without the number of labels, because
-    counting the labels would synchronize with the device.
+    are counted if the labels are on a CPU. On other devices, the algorithm is chosen without the number of labels,
+    because counting the labels would synchronize with the device.
     """
     similarity, labels, scale, need_grad = problem.similarity, problem.labels, problem.scale, needs[0]
     scores, order = torch.sort(problem.scores, stable=True)  # NaN comes last
@@ -69,7 +70,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Return twice the rank at each sorted position. The result is non-decreasing under every tie rule."""
+    """Return twice the rank of the score at each sorted position. The result is non-decreasing under every tie rule."""
     if ties == "average":
         return first + last
     if ties == "min":
@@ -134,8 +135,8 @@ def _assemble(
 def _label_sums(
     x: Tensor, y: Tensor, first: Tensor, end: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return P and Q if labels restrict the pairs. P_j sums over all i before j's run that have a larger label than j.
-    Q_i sums over all j after i's run that have a smaller label than i."""
+    """Return the sums P and Q if labels restrict the pairs. P_j sums over all i before j's run of equal scores that
+    have a larger label than j. Q_i sums over all j after i's run that have a smaller label than i."""
     values, order = labels.sort(stable=True)
     changes = values[1:] != values[:-1]
     if classes is None and labels.device.type == "cpu" and not torch._C._are_functorch_transforms_active():
@@ -154,13 +155,13 @@ def _label_sums(
 
 
 def _sums_by_halves(x: Tensor, y: Tensor, first: Tensor, end: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Return P and Q of _label_sums for any number of labels. `order` sorts the positions by label and is stable.
+    """Return P and Q of _label_sums for any number of labels. `order` is the stable argsort of the labels.
 
-    Let the place of a pair be its position in `order`. Since `order` is stable, (i, j) is in the sum exactly if i is
-    before j's run and has a larger place. Places are halved as in a merge sort. At the highest bit in which the places
-    of i and j differ, i is in the right half of a block, and j is in the left half. So at every bit, j reads a sum over
-    the first positions of the right half, and i reads a sum over the last positions of the left half. Halves have equal
-    sizes, so running sums over all halves of a level are one cumulative sum of a matrix.
+    Let the place of a pair be its position in `order`. Since `order` is stable, the pair (i, j) is in the sum exactly
+    if i is before j's run and has a larger place. Places are halved as in a merge sort. At the highest bit in which the
+    places of i and j differ, i is in the right half of a block, and j is in the left half. So at every bit, j reads a
+    sum over the first positions of the right half, and i reads a sum over the last positions of the left half. Halves
+    have equal sizes, so running sums over all halves of a level are one cumulative sum of a matrix.
     """
     size = len(x)
     levels = (size - 1).bit_length()

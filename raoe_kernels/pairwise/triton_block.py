@@ -37,7 +37,7 @@ def at(x, index, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def count_below(ascending, bound, BLOCK: tl.constexpr):
-    """Return, for each bound, the number of elements of a sorted block that are < bound, by bisection."""
+    """For each bound, return the number of elements of a sorted block that are below the bound, found by bisection."""
     count = tl.zeros_like(bound).to(tl.int32)
     step = BLOCK
     while step > 0:
@@ -50,7 +50,7 @@ def count_below(ascending, bound, BLOCK: tl.constexpr):
 
 @triton.jit
 def order_key(scores, p, in_batch, floating, BLOCK: tl.constexpr):
-    """Return int32 keys that sort like the scores, and whether any score is NaN. Scores of 64 bits are passed as int64.
+    """Return int32 keys that sort like the scores, and whether any score is NaN. 64-bit scores are passed as int64.
     `floating` is true if these int64 numbers are the bits of float64 scores."""
     if scores.dtype.element_ty == tl.float32:
         # Convert float bits to an integer of the same order, with -0.0 equal to 0.0.
@@ -107,7 +107,7 @@ def _append(sum_a, seen_a, a, back_a, unseen_a, u, sum_b, seen_b, b, back_b, uns
 
 @triton.jit
 def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
-    """Compute one direction of the scan, for sums stored as logarithms, by doubling (see triton_math._log_running)."""
+    """Compute one direction of the scan by doubling, for sums stored as logarithms (see triton_math._log_running)."""
     q = tl.arange(0, BLOCK)
     reach = 1
     while reach < BLOCK:
@@ -124,8 +124,8 @@ def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """Return, for each place of a new order, the current position of its element. In each group, elements whose bit is
-    0 (where `zero` is 1) come first."""
+    """For each place of a new order, return the current position of the element that moves there. In each group,
+    elements whose bit is 0 (where `zero` is 1) come first."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
     of_group = zeros + (marks >> 16) - zero
@@ -149,8 +149,8 @@ def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
     """Return two sums for each pair: the sum of exp(x), passed as `up`, over pairs of earlier runs with larger labels,
     and the sum of exp(-x) over pairs of later runs with smaller labels.
 
-    `first` (below 2^15) identifies a pair's run. The results are both sums, first << 16 | position, and `up`, all in a
-    new order. The `position` is an element's index in the arguments. Elements that are not in_batch come last.
+    `first` (below 2^15) identifies a pair's run. The results are, in a new order, both sums, first << 16 | position,
+    and `up`. The `position` is an element's index in the arguments. Elements that are not in_batch come last.
     """
     q = tl.arange(0, BLOCK)
     empty = empty_sum(up.dtype, linear)

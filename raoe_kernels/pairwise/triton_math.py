@@ -1,9 +1,10 @@
-"""Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the position of a rank in the order.
+"""Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the positions of ranks in the sorted
+order.
 
-The flag `linear` is true if the exponents x satisfy max x - min x + 2 ln n < the dtype's exponent range. If `linear` is
-true, sums of exponentials are stored as plain numbers, otherwise as logarithms. `linear` applies to a whole launch, and
-is tested at run time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have had bugs
-(triton#4362).
+The flag `linear` is true if max x - min x + 2 ln n is below the dtype's exponent range, where x are the n exponents. If
+`linear` is true, sums of exponentials are stored as plain numbers, otherwise as logarithms. `linear` applies to a whole
+launch, and is tested at run time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have
+had bugs (triton#4362).
 """
 
 from __future__ import annotations

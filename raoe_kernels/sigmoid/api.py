@@ -63,7 +63,8 @@ def sigmoid_loss(
 
 
 def _scalar(value: float | Tensor, anchors: Tensor) -> Tensor:
-    """Return a scalar tensor, float64 for float64 anchors, otherwise float32. new_full does not make the host wait."""
+    """Return `value` as a scalar tensor: float64 for float64 anchors, else float32. new_full does not make the host
+    wait."""
     dtype = wide(anchors.dtype)
     if value.__class__ is float:  # not symbolic: torch.compile would compile new_full anew for every value
         return anchors.new_full((), value, dtype=dtype)

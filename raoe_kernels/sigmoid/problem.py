@@ -61,8 +61,8 @@ sigmoid = register(OP, Problem, gradients=5, is_empty=_is_empty)
 
 
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return each anchor's target, (N,) int64, clamped to valid columns, and whether each anchor has a target, (N,)
-    bool. The second result is None if `targets` is None, because all anchors then have a target."""
+    """Return two (N,) tensors: each anchor's target (int64, clamped to valid columns), and whether it has a target
+    (bool). The second result is None if `targets` is None, because all anchors then have a target."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device), None
     return problem.targets.clamp(0, problem.column_count - 1), problem.targets >= 0
@@ -79,7 +79,8 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """Return a bool mask (n, C) for a slice of the anchors, True for columns of the anchor's group, or None."""
+    """Return a bool mask (n, C) for a slice of the anchors, True for columns of an anchor's group, or None without
+    groups."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

@@ -1,7 +1,7 @@
 """sigmoid_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
 The loss is a sum over the pairs, so the forward pass computes a chunk's gradient as soon as the chunk's logits are
-known. A chunk takes three BLAS products: logits, gradient of the rows and gradient of the columns.
+known. A chunk needs three BLAS products: logits, gradient of the rows and gradient of the columns.
 """
 
 from __future__ import annotations

@@ -26,10 +26,11 @@ def sigmoid_weights(
     shrink: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, GROUPED: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of the rows from `first` on to `stats`. With GRADIENT, also write the derivatives with respect
-    to scale and bias to `stats` (from index row_count and 2 row_count on). Write the derivatives with respect to the
-    products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`. The derivative at a row's own
-    column is written to `own_weights` instead, unrounded. The cosine is a product x `shrink` x both rows' `inverse`."""
+    """Write the losses of a chunk of rows, starting with row `first`, to `stats`. With GRADIENT, also write the
+    derivatives with respect to scale and bias to `stats` (from indices row_count and 2 x row_count on). Write the
+    derivatives with respect to the products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`.
+    The derivative at a row's own column is written to `own_weights` instead, unrounded. A cosine is a product,
+    multiplied by `shrink` and by `inverse` of both rows."""
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
     i = first + line

@@ -67,8 +67,9 @@ class Columns:
         self._found = dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]]()  # {required names: {columns: …}}
 
     def find(self, row: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
-        """Return {raoe's name: column} for `row`, a row or the names of its columns. Raise RowProblem if no column
-        matches a name in `require`, if several columns match a name, or if other names were found in earlier rows."""
+        """Return {raoe's name: column} for a row, which is given as a mapping or as the names of its columns. Raise
+        RowProblem if no column matches a name in `require`, if several columns match one name, or if the columns of
+        earlier rows matched other names."""
         present, found = tuple(row), self._found.setdefault(tuple(require), {})
         if present not in found:
             columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}
@@ -149,7 +150,7 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """Return labels as {lower-case word: class}. Raise ValueError unless each class is None or an integer >= 0."""
+    """Convert a label map to {lower-case label: class}. Raise ValueError unless classes are None or integers >= 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     if not isinstance(labels, Mapping):
@@ -171,7 +172,7 @@ def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) ->
     if not isinstance(value, bool) and word.lower() in label_map:
         label = label_map[word.lower()]
         if label is None:
-            raise RowProblem(f"{column} is {value!r}, which `labels` maps to null", reason="label left out")
+            raise RowProblem(f"{column} is {value!r}, which data.labels maps to null", reason="label left out")
         return label
     if word in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}: the row has no gold label", reason="no gold label")

@@ -46,9 +46,9 @@ def known_kind(path: Path) -> str:
 
 
 def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
-    """Yield (number from 1, line) for each line of a text file, plain or .gz. A line that cannot be decoded is yielded
-    as None. With `ends`, lines keep their line ends. Only a line feed ends a line, because texts may contain other line
-    separators, such as U+2028."""
+    """Yield (line number from 1, line) for each line of a text file, plain or .gz. A line that cannot be decoded is
+    yielded as None. With `ends`, lines keep their terminators. Only a line feed ends a line, because texts may contain
+    other line separators, such as U+2028."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -146,7 +146,7 @@ def _json(line: str | None) -> dict[str, Any] | RowProblem:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError(f"duplicate key: the keys are {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"each key may occur only once in an object, got {', '.join(name for name, _ in pairs)}")
     return fields
 
 
@@ -190,8 +190,8 @@ def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mappi
 
 
 def read_rows(path: Path, where: str = "") -> Rows:
-    """Yield the rows of a data file. Error messages name the file as `where`, by default with its path. Raise
-    ValueError if the whole file is invalid (a damaged .gz file, an invalid header)."""
+    """Yield the rows of a data file. Error messages call the file `where`, by default its path. Raise ValueError if the
+    whole file is invalid (a damaged .gz file, an invalid header)."""
     if (kind := known_kind(path)) == "parquet":
         return _parquet_rows(path, f"{path}, row")
     where = where or f"{path}, line"
@@ -201,7 +201,8 @@ def read_rows(path: Path, where: str = "") -> Rows:
 
 
 def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows atomically, in the format of the suffix. Raise ValueError for a value that the format cannot store."""
+    """Write rows atomically, in the format given by the suffix of `path`. Raise ValueError for a value that this format
+    cannot store."""
     path = Path(path)
     kind = known_kind(path)
     with replacing(path) as temporary:
@@ -243,11 +244,12 @@ def _in_json(value: Any) -> Any:
 
 
 def cell(value: Any, kind: str) -> str:
-    """Format a value as a TSV or CSV cell, floats with all digits. Raise ValueError if the format cannot store it."""
+    """Format a value as a TSV or CSV cell. Floats keep all digits. Raise ValueError for lists and dicts and, in TSV
+    files, for texts with tabs or line breaks."""
     text = "" if value is None else str(value)
     if isinstance(value, (list, dict)):
         raise ValueError(f"a {kind} file cannot store {text:.200}: write a .jsonl file instead")
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        problem = "a TSV cell cannot store tabs and line breaks"
+        problem = "a TSV cell cannot store tabs or line breaks"
         raise ValueError(f"{problem}, as in {text!r:.200}: write a .jsonl or .parquet file")
     return text

@@ -25,8 +25,8 @@ Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examp
 
 def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
     """Read labelled sentences or pairs. The result contains the columns text (the sentence, or the first of a pair),
-    second (only for pairs), label (as in the file) and split ("" by default). `options` are columns and on_error of
-    read_pairs."""
+    second (only for pairs), label (as in the file) and split ("" by default). `options` are the arguments columns and
+    on_error of read_pairs."""
     opened = Source(source, **options)
 
     def parse(row: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Combine each sentence with a neighbour of its class and a neighbour of another class. Return ([m, 3] indices of
-    the sentence and the two neighbours, number of triplets before `draw`)."""
+    """Build triplets of a sentence, a neighbour of its class and a neighbour of another class. Return ([m, 3] indices
+    of their sentences, number of triplets before `draw`)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -104,7 +104,7 @@ def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, in
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
     """Draw random pairs of sentences, half within a class and half across classes. Unlike SetFit (Tunstall et al.
-    2022), do not repeat pairs. Return ([m, 3] pairs as in the function `pairs`, number of possible pairs)."""
+    2022), draw each pair at most once. Return ([m, 3] pairs as in the function `pairs`, number of possible pairs)."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same_class = [(place, place) for place in members]
     mixed_class = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]

@@ -84,7 +84,7 @@ def pair_table(
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require must contain only {', '.join(map(repr, OPTIONAL))}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
-        raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
+        raise ValueError(f"score_scale must be two increasing numbers (lowest, highest), got {score_scale!r}")
     label_map = resolve_labels(labels)
     largest = max(label for label in label_map.values() if label is not None)
     readers: dict[str, Callable[[str, Any], Any]] = {
@@ -114,14 +114,13 @@ def _refuse_number(column: str, value: Any) -> None:
     """Raise RowProblem for a numeric label, because it could also be a score."""
     if as_word(value).removesuffix(".0").isdigit():
         raise RowProblem(
-            f"{column} is {value}, and there is no score. If the numbers are scores, use --data.columns "
+            f"{column} is {value}, and there is no column of scores. If the numbers are scores, use --data.columns "
             f"score={column}. If they are classes, map them to raoe's classes (larger = less related), "
             "for example with --data.labels 1=0 0=1"
         )
 
 
 def is_conditional(prompt: str | None) -> bool:
-    """Return whether a prompt contains the field {condition}."""
     return "{condition}" in (prompt or "")
 
 

@@ -54,10 +54,10 @@ def row_table(
     evaluation uses, no text is left out, and a row without a positive gets None as its positive.
 
     NLI pairs are grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). With
-    `pairing` "one", a premise gives only one triplet, with its first entailed and its first contradicting hypothesis in
-    file order. The positive of a second triplet would be an in-batch negative of the first triplet. With `pairing`
-    "zip", the i-th entailed and the i-th contradicting hypothesis form a triplet. With `pairing` "all", every
-    combination forms a triplet.
+    `pairing` "one", a premise yields only one triplet, with its first entailed and its first contradicting hypothesis
+    in file order. If a premise had two triplets in a batch, the positive of each would be an in-batch negative of the
+    other. With `pairing` "zip", the i-th entailed and the i-th contradicting hypothesis form a triplet. With `pairing`
+    "all", every combination of hypotheses forms a triplet.
 
     The result contains the columns anchor, positive, negative, negative_2, … and, with `neutral`, the column neutral.
     Missing negatives are None. For other arguments, see read_pairs. Dropped rows are counted by reason, such as "no
@@ -106,7 +106,7 @@ def row_table(
 
 
 def _values(table: Any, *names: str) -> Iterator[Any]:
-    """Yield the values of these columns of a table, or of all columns, row by row."""
+    """Yield the values of a table, row by row, in the columns `names` or in all columns."""
     for part in table.select_columns([*names] or table.column_names).with_format("arrow").iter(BATCH):
         yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
 
@@ -120,8 +120,8 @@ def _nli_labels(labels: Any) -> dict[str, int | None]:
 
 
 def _to_table(rows: Iterable[Row], width: int, neutral: bool) -> Any:
-    """Create a table with a row for each positive of each row. Missing negatives are None. No row has more than
-    `width` negatives; columns of negatives that no row uses are removed."""
+    """Create a table from rows, with a separate row for each positive. Missing negatives are None. No row has more than
+    `width` negatives; columns for negatives are removed if they are empty in all rows."""
     numbered = ["negative", *(f"negative_{number}" for number in range(2, width + 1))][:width]
     names = ["anchor", "positive", *numbered, *["neutral"][:neutral]]
     cells = (
@@ -141,7 +141,7 @@ def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
     from datasets import Features, Value
 
     if getattr(data, "column_names", None) is None:
-        advice = "give the stream features" if hasattr(data, "column_names") else "use Dataset.from_list"
+        advice = "create the stream with features=..." if hasattr(data, "column_names") else "use Dataset.from_list"
         raise ValueError(f"{name!r} must be a datasets.Dataset with columns, got {type(data).__name__}: {advice}")
     features = data.features or {}
     if any(not isinstance(features[each], Value) for each in LISTS if each in features):
@@ -192,14 +192,12 @@ def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool
 
 
 def _nli_pair(row: dict[str, Any], columns: Columns, label_map: dict[str, int | None]) -> tuple[str, str, int]:
-    """Return (premise, hypothesis, class) of a row."""
     premise, hypothesis, label = columns.find(row, (*TEXTS, "label")).values()
     texts = parse_sentence(premise, row[premise]), parse_sentence(hypothesis, row[hypothesis])
     return *texts, parse_label(label, row[label], label_map)
 
 
 def _by_role(row: dict[str, Any], columns: Columns, neutral: bool) -> Row:
-    """Return (anchor, positives, negatives, neutral texts) of a row."""
     required = ("anchor", "positive", *["neutral"][:neutral])
     found = columns.find(row, required, ("relevance",))
     anchor, positive, *rest = (found[name] for name in required)
@@ -213,7 +211,6 @@ def _by_role(row: dict[str, Any], columns: Columns, neutral: bool) -> Row:
 
 @functools.lru_cache(maxsize=16)
 def _negatives(columns: Columns, present: tuple[str, ...]) -> list[str]:
-    """Return the names of the columns that contain negatives, in order."""
     names = [name for name in present if re.fullmatch(r"negative_\d+", name)]
     names.sort(key=lambda name: int(name[9:]))
     if first := columns.column(present, "negative", False):
@@ -351,9 +348,9 @@ def read_list(row: dict[str, Any]) -> dict[str, list[str]]:
         try:
             parse_sentence(f"sentence {place}", sentence)
         except RowProblem as error:
-            problem = f"{error}; a list cannot have empty sentences"
+            problem = f"{error}; a list must not contain empty sentences"
             raise RowProblem(problem, reason="empty sentence") from None
     if len(sentences) < SHORTEST:
-        problem = f"{len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
+        problem = f"the list has {len(sentences)} sentences, but a ranking needs at least {SHORTEST}"
         raise RowProblem(problem, reason=f"fewer than {SHORTEST} sentences")
     return {"sentences": sentences}

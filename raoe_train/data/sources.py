@@ -29,7 +29,8 @@ Table = tuple["Dataset", Counts]
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a data file. Raise FileNotFoundError if it is missing, ValueError if it is not a data file."""
+    """Return the path of a data file. Raise FileNotFoundError if the path does not exist, and ValueError if it is not a
+    data file."""
     path = Path(name).expanduser()
     if not path.exists():
         advice = "for a dataset on a hub, write hub:OWNER/NAME#SPLIT"
@@ -65,7 +66,6 @@ def is_file(name: str | os.PathLike[str]) -> bool:
 
 
 def is_builtin(name: Any) -> bool:
-    """Return whether a source is part of the built-in corpus."""
     return isinstance(name, str) and name.partition("#")[0] in BUILTIN
 
 
@@ -125,8 +125,8 @@ class Source:
         self.place = ""  # of the current row, such as "a.tsv, line 2"
 
     def parse(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
-        """Yield parse(row) for each usable row. `parse` raises RowProblem for the other rows. Raise ValueError, with
-        file and line, at a malformed row, unless on_error is "skip"."""
+        """Yield parse(row) for each usable row. For an unusable row, `parse` raises RowProblem. If the row is malformed
+        and on_error is not "skip", raise ValueError with the file and the line."""
         for place, row in self.rows:
             self.place = place
             try:
@@ -200,7 +200,7 @@ def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = N
 
 
 class Texts:
-    """Iterable over all sentences of datasets with columns of texts or lists of texts. It can be read repeatedly."""
+    """Iterable over all sentences in the columns of datasets (texts or lists of texts). It can be read repeatedly."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
@@ -222,7 +222,7 @@ def roles_in(name: Any, mapping: Mapped) -> set[str]:
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
-    """Return `mapping` without columns that the first row of a source lacks, because they belong to other files."""
+    """Return `mapping` without the columns that are missing from a source's first row: they belong to other files."""
     present = {None, *(Source(name, on_error="skip").first_columns() if mapping else ())}
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
@@ -269,7 +269,7 @@ def _of_split(name: str, rows: Rows, column: str, split: str) -> Rows:
             yield place, row
             continue
         if column not in row:
-            problem = f"no column {column!r}, which #{split} needs"
+            problem = f"no column {column!r}, by which #{split} selects rows"
             names = ", ".join(map(repr, row))
             raise ValueError(f"{place}: {problem}; columns: {names}")
         splits[str(row[column])] += 1

@@ -51,7 +51,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def prompt_of(model: Any, kind: str) -> str | None:
-    """Return a model's prompt for queries or documents. If it has none, return its default prompt or None."""
+    """Return a model's prompt for queries or documents. Without such a prompt, return the default prompt or None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
 
@@ -152,7 +152,7 @@ def embedding_parts(
 
 
 def unit_rows(embeddings: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Scale the rows of [n, d] embeddings to norm 1. The result is a new array or `out`. Zero rows stay zero."""
+    """Scale the rows of [n, d] embeddings to norm 1, in a new array or in `out`. Zero rows stay zero."""
     unit = np.empty_like(embeddings) if out is None else out
     for start in range(0, len(unit), SORTED):  # in blocks, because norm copies its argument
         rows = embeddings[start : start + SORTED]
@@ -162,8 +162,8 @@ def unit_rows(embeddings: np.ndarray, out: np.ndarray | None = None) -> np.ndarr
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the cosine between row i of one [n, d] array and row i of the other, for all i. The result is [n] float64
-    from -1 to 1, with 0 where a row is zero."""
+    """Return the cosine between row i of `first` and row i of `second`, two [n, d] arrays, for each i. The result is
+    [n] float64, from -1 to 1. If a row is zero, its cosine is 0."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     quotients = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
@@ -171,8 +171,9 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
-    """Find the k nearest candidates of each query, or all candidates if there are fewer. All rows have norm 1.
-    Candidate i is texts[i] or, with row_of, texts[row_of[i]], so equal texts have equal cosines."""
+    """Find the k nearest candidates of each query, or all candidates if there are fewer than k. All rows have norm 1.
+    Candidate i is row i of `texts` or, with row_of, row row_of[i]. Candidates with equal texts then share a row, so
+    their cosines are equal."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
     return _concatenate([_best(cosines, k) for cosines in chunks])
 
@@ -193,7 +194,7 @@ def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Nei
 
 
 def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, Any]]:
-    """Compute up to CHUNK cosines at a time. Yield (index of the first query, [rows, m] cosines of `rows` queries)."""
+    """Compute up to CHUNK cosines at a time. Yield (index of the chunk's first query, its [rows, m] cosines)."""
     import torch
 
     first, second = (torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)) for rows in (queries, candidates))

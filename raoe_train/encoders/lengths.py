@@ -1,4 +1,4 @@
-"""Batches by length: encode texts in groups of similar length, which are padded to their longest text or packed.
+"""Divide batches by length: encode texts in groups of similar length, each padded to its longest text or packed.
 
 If batches of NLI data are padded to their longest text, half to nine tenths of their tokens are padding. This module
 sorts the distinct texts of all columns by length. It then divides them into groups ("runs") with the smallest total
@@ -40,7 +40,7 @@ def device_of(model: Any) -> torch.device:
 
 
 def forward_cost(model: Any, tensor_cores: bool = False) -> int:
-    """Return the fixed cost of a forward pass, as the number of tokens encoded in that time (an estimate on a GPU)."""
+    """Return the fixed cost of a forward pass, as an equivalent number of tokens. On a GPU, this is an estimate."""
     weight: Any = next(model.parameters(), None)
     if weight is None or weight.device.type == "cpu":
         return CPU_FORWARD
@@ -60,7 +60,7 @@ class Grouping:
         multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
         packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
         buckets: add texts to packed rows, so that CUDA graphs see few shapes. The feature "count" of a run
-            is its number of texts without the added ones.
+            is its number of texts without the added texts.
         forward: fixed cost of a forward pass in tokens; by default, the cost on CPUs.
     """
 
@@ -85,10 +85,10 @@ def grouping_for(model: Any, *, tensor_cores: bool = False, **limits: Any) -> Gr
 def by_length(columns: Sequence[Mapping[str, Any]], grouping: Grouping) -> Runs | None:
     """Divide tokenized columns into groups of similar length. Return None for columns without tokens, such as images.
 
-    Equal texts are encoded once. However, equal texts within a row are encoded separately, because SimCSE needs two
-    dropout views of a text. Groups are padded on the right. `columns` are outputs of the model's `preprocess`: tensors
-    (B, L) on any device, padded on either side. For FlashAttention, each column is one row without padding. L may
-    differ between columns.
+    Equal texts are encoded once. However, equal texts in one row of the data set are encoded separately, because SimCSE
+    needs two dropout views of a text. Groups are padded on the right. `columns` are outputs of the model's
+    `preprocess`: tensors (B, L) on any device, padded on either side. For FlashAttention, each column is one packed
+    row, without padding. L may differ between columns.
     """
     kinds = [_constants(column) for column in columns]
     if None in kinds:
@@ -174,8 +174,9 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
 
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
-    """Context manager in which all runs of a batch share one look-up of word embeddings, whose gradient is as large as
-    the embedding table. `ids` are the distinct token ids of the runs, ascending, or None to share nothing."""
+    """Context manager in which all runs of a batch share one look-up of word embeddings. The gradient of each look-up
+    is as large as the embedding table. `ids` contains the distinct token ids of the runs, in ascending order. If it is
+    None, each run looks up its own words."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -223,7 +224,7 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
 
 
 def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
-    """Cut texts into rows of up to `most` tokens. A longer text gets its own row. Return [begin, end) of each row."""
+    """Divide texts into packed rows of up to `most` tokens, or of one longer text. Return [begin, end) of each row."""
     if most is None:
         return [(0, len(lengths))]
     ends, cuts, start = lengths.cumsum(), [], 0

@@ -63,7 +63,7 @@ def load_encoder(
         seed: seed for new weights.
         train: prepare for training: add the adapter `lora`, and convert trainable weights saved in 16 bits to float32
             (unless `dtype` is set without `lora`). `lora` in `changes` implies train. The encoder's attribute
-            `saved_dtypes` has the saved dtypes of the converted weights.
+            `saved_dtypes` stores the saved dtypes of the converted weights.
         changes: fields of raoe_train.settings.Model that override those of `encoder`.
 
     Raise ValueError for an invalid setting, and FileNotFoundError for a missing path.
@@ -161,13 +161,13 @@ def warn_without_end(model: Any) -> None:
 def warn_without_cosine(model: Any) -> None:
     """Warn if the similarity function of a SentenceTransformer is not the cosine."""
     if (name := getattr(model, "_similarity_fn_name", None)) not in (None, "cosine"):
-        logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates cosine similarity: its "
-                       "results do not apply to %s", name, name)  # fmt: skip
+        logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates cosine similarity: "
+                       "raoe's results do not apply to %s", name, name)  # fmt: skip
 
 
 def check_vocabulary(model: Any) -> None:
-    """Raise ValueError if the embedding table has no row for the padding token, because the encoder could not be loaded
-    after it is saved. Warn about other tokens that have no row, because they cannot be encoded."""
+    """Raise ValueError if the embedding table has no row for the padding token, because such an encoder cannot be
+    loaded again after it is saved. Warn about other tokens that have no row, because they cannot be encoded."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     table = getattr(getattr(model, "transformers_model", None), "get_input_embeddings", lambda: None)()
     rows = getattr(table, "num_embeddings", sys.maxsize)
@@ -183,14 +183,14 @@ def check_vocabulary(model: Any) -> None:
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
     """Raise ValueError if an encoder is incomplete, because missing weights would be random. The tokenizer must have at
     least half as many tokens as the embedding table has rows, because a missing tokenizer would be replaced by an empty
-    one. A pooler may be missing, because embeddings do not use it. If the model runs `foreign` code, only warn, because
-    this code may set weights later."""
+    one. A pooler may be missing, because embeddings do not use it. If the model runs custom code (`foreign`), only
+    warn, because this code may set weights later."""
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter is checked while loading
         return
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
-        raise ValueError(f"{name} is incomplete: its tokenizer has {words} tokens, its embedding table has {rows} rows")
+        raise ValueError(f"{name} is incomplete: its tokenizer has only {words} tokens for {rows} embedding rows")
     # transformers marks loaded weights; weights that a device_map left on disk are on the meta device
     parameters = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     unset = [key for key, each in parameters if not getattr(each, "_is_hf_initialized", False)]
@@ -253,7 +253,7 @@ def _load(spec: Model) -> Any:
     if pooling is not None:
         places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
         if len(places) != 1:
-            raise ValueError(f"model.pooling cannot be changed: {spec.name} has {len(places)} pooling modules")
+            raise ValueError(f"model.pooling cannot be changed: {spec.name} has {len(places)} pooling modules, not 1")
         # Replace only this module, so that the other modules keep their order and names.
         model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[pooling])
     return model
@@ -318,4 +318,4 @@ def _set_length(model: Any, spec: Model) -> None:
     special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)(False)
     if length <= special:
         problem = f"leaves no room for text: {spec.name} adds {special} special tokens to each text"
-        raise ValueError(f"model.max_seq_length {length} {problem}; increase it")
+        raise ValueError(f"model.max_seq_length {length} {problem}; increase max_seq_length")

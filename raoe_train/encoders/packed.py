@@ -33,7 +33,7 @@ class Packing(NamedTuple):
         offset: position id of a text's first token.
         window: largest number of tokens of a text that fits into the sliding windows, or None without such windows.
         is_flash: whether the model's own FlashAttention reads the row, instead of the attention PACKED.
-        skips: whether pooling leaves out the tokens of a prompt, and `_pool_without_prompts` can do this for it.
+        skips: whether pooling leaves out the tokens of a prompt, so that `_pool_without_prompts` can do this instead.
     """
 
     offset: int = 0
@@ -42,7 +42,7 @@ class Packing(NamedTuple):
     skips: bool = False
 
     def fits(self, texts: Any) -> bool:
-        """Return whether texts (lengths._Texts) can be packed: none is longer than `window` or contains padding."""
+        """Return whether texts can be packed: no text contains padding or has more than `window` tokens."""
         return bool(texts.real.all()) and (self.window is None or int(texts.lengths.max()) <= self.window)
 
     def row(
@@ -70,8 +70,9 @@ class Packing(NamedTuple):
 
 
 def add_texts(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add prefixes of the longest text until a packed row has a multiple of TEXTS texts and of TOKENS tokens. This
-    limits the number of row sizes, each of which needs a CUDA graph. The arguments are those of Packing.row."""
+    """Fill a packed row with prefixes of its longest text, until its number of texts is a multiple of TEXTS and its
+    number of tokens a multiple of TOKENS. This limits the number of row sizes, each of which needs its own CUDA graph.
+    The arguments are those of Packing.row."""
     longest, more = lengths.argmax(), -len(lengths) % TEXTS
     while (tokens := more + -(lengths.sum() + more) % TOKENS) > more * lengths[longest]:
         more += TEXTS
@@ -109,8 +110,8 @@ def is_default(device: torch.device) -> bool:
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
-    """Let a SentenceTransformer with SDPA also read packed rows. Return None, or the reason why this is not supported.
-    With packed=False, only padded batches are allowed, and their masks are built without reading the padding."""
+    """Let a SentenceTransformer with SDPA also read packed rows. Return None, or the reason why the model cannot. With
+    packed=False, only padded batches are allowed, and their masks are built without reading the padding."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # a BidirectionalModel has a decoder
     before = getattr(config, "_attn_implementation", None)

@@ -49,7 +49,7 @@ def _is_needed(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Context manager that replaces an error in loading a model by a one-sentence error that names the model."""
+    """Context manager that replaces errors in loading a model with a one-sentence error that names the model."""
     # A hub name is OWNER/NAME or NAME. A longer name, or a name that starts with . / ~, is a path.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")

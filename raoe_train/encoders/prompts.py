@@ -32,7 +32,7 @@ def parse_template(template: str) -> tuple[str, str]:
             if field == ["text", "", None]:
                 parts.append("")
             elif field[0] is not None:
-                raise ValueError(f"{{{field[0]}}} is not allowed: the only field is {{text}}, without a format")
+                raise ValueError(f"the field {field[0]!r} must be {{text}}, without a conversion (!r) or format (:>9)")
     except ValueError as error:
         raise ValueError(f"prompt {template!r}: {error} (write {{{{ or }}}} for a literal brace)") from None
     if len(parts) != 2:
@@ -46,7 +46,7 @@ def apply_template(model: Any, template: str) -> None:
     The prefix becomes the default prompt, and the prompt for queries and documents. The tokens of the suffix follow the
     text (in a pair, the second text) and come before special tokens at the end ([SEP], EOS). These tokens replace the
     suffix of an earlier template. With last-token pooling, special tokens at the end are left out, so that the suffix's
-    last token is pooled. If a text ends in a word, its tokens equal those of the filled-in template.
+    last token is pooled. If a text ends in a word, the model receives the same tokens as for the filled-in template.
 
     The tokenizer becomes a plain PreTrainedTokenizerFast, because some tokenizer classes (such as BERT's) create their
     own post-processor when they are loaded. After this call, the tokenizer's chat template is not used. Set
@@ -113,7 +113,8 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
-    """Return a suffix's token ids after a word. Raise ValueError if there are none or if the ids depend on the word."""
+    """Return the token ids of a suffix after a word. Raise ValueError if the suffix adds no tokens, or if the ids
+    depend on the word."""
     endings = set()
     for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids
@@ -126,7 +127,7 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
 
 
 def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
-    """Return backend's post-processor with the suffix after the text. With `last`, remove special tokens after it."""
+    """Return the backend's post-processor with the suffix after the text. With `last`, nothing follows the suffix."""
     special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
     def pieces(*texts: str) -> list[dict[str, Any]]:

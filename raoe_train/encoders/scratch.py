@@ -35,7 +35,7 @@ def scratch_transformer(
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
-    """Train a lower-casing WordPiece tokenizer. Return its vocabulary, sorted by id and equal in all processes."""
+    """Train a lower-casing WordPiece tokenizer. Return the vocabulary, sorted by id and the same in all processes."""
     normalizer = normalizers.BertNormalizer(lowercase=True)
     lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -74,7 +74,6 @@ def add_head(model: Any, seed: int, saved: bool) -> None:
 
 
 def drop_head(model: Any) -> None:
-    """Remove the TrainingHead, if the model has one."""
     for name, module in list(model.named_children()):
         if isinstance(module, TrainingHead):
             del model._modules[name]

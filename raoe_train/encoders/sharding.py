@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 
 def before_sharding(model: Any) -> Any:
-    """Return a copy of a SentenceTransformer without weights, for `unsharded`. Also freeze BERT's pooler. The pooler's
-    output is not used, and torch cannot resume a sharded run if the optimizer has no state for a trainable weight."""
+    """Return a copy of a SentenceTransformer without its weights, for the function `unsharded`. Also freeze BERT's
+    unused pooler, because torch cannot resume a sharded run if a trainable weight has no optimizer state."""
     empty = {id(each): nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters()}
     without_weights = copy.deepcopy(model, empty)
     for name, weight in model.named_parameters():

@@ -22,9 +22,9 @@ FEATURES = {"input_ids": "ids", "token_type_ids": "type_ids"}  # {feature: attri
 
 class RowTokenizer:
     """Tokenizes texts as `preprocess` of a SentenceTransformer does (see `is_plain`), but returns the tokens of all
-    texts in one row, (1, tokens). The boundaries of the texts are in cu_seq_lens_q, as by_length reads them. If a text
-    has no tokens, all texts are padded. No reference to the model is kept, so that the workers of a DataLoader do not
-    get its weights."""
+    texts in one row, (1, tokens). The feature cu_seq_lens_q contains the boundaries of the texts, for by_length. If a
+    text has no tokens, all texts are padded. No reference to the model is kept, so that the workers of a DataLoader do
+    not get its weights."""
 
     def __init__(self, model: Any) -> None:
         self.tokenizer: Any = model[0].processor
@@ -70,7 +70,7 @@ class RowTokenizer:
         return ends, {name: values[index] for name, values in self.columns.items()}
 
     def _tokens(self, texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Tokenize n texts. Return ((n + 1,) boundaries of the texts, starting with 0; features of all tokens)."""
+        """Tokenize n texts. Return ((n + 1,) boundaries of the texts, from 0; features of all tokens)."""
         tokenizer = self.tokenizer
         limit = tokenizer.model_max_length
         strategy = TruncationStrategy.LONGEST_FIRST if limit < LARGE_INTEGER else TruncationStrategy.DO_NOT_TRUNCATE

@@ -125,7 +125,7 @@ def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
 
 def read_polarity(name: str, reading: Reading) -> Task:
     """Read a polarity task (section 3.2 of the margins paper). At most max_sentences texts of the test split are
-    scored. The source sentences are random texts of the train split, `sources` times as many as the scored texts."""
+    scored. The source sentences are drawn at random from the train split, `sources` of them for each scored text."""
     options = reading.polarity
     if (encoder := options.reference) is None:
         raise ValueError(f"--polarity.reference.name is missing: name the encoder that measures similarity for {name}")
@@ -159,7 +159,6 @@ def read_polarity(name: str, reading: Reading) -> Task:
 
 
 def _sample(data: Any, limit: int | None, seed: int) -> Any:
-    """Draw at most `limit` rows at random with `seed`. The drawn rows keep their order."""
     if limit is None or limit >= len(data):
         return data
     return data.select(sorted(random.Random(seed).sample(range(len(data)), limit)))

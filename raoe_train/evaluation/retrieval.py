@@ -1,7 +1,7 @@
 """Retrieval: rank all passages of a corpus by their cosine with each query. As in sentence-transformers'
 InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id. As in BEIR, a
-passage with the same id as a query is left out of the ranking of this query. Unlike in BEIR, this passage must also
-contain the query's text, because many data sets number queries and passages independently."""
+passage with the same id as a query is left out of the ranking of this query. Unlike in BEIR, the passage is left out
+only if it also contains the query's text, because many data sets number queries and passages independently."""
 
 import itertools
 import logging
@@ -76,8 +76,8 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
 
 
 def _judgements(path: Path) -> Any:
-    """Return a file of relevance judgements (qrels) as a source. The file has a header, or TREC's format: lines of
-    query id, iteration, passage id and relevance, separated by tabs or spaces."""
+    """Return a file of relevance judgements (qrels) as a source. The file has a header or is in TREC's format: each
+    line contains query id, iteration, passage id and relevance, separated by tabs or spaces."""
     names = ("query-id", "iteration", "corpus-id", "score")
 
     def row(line: str | None) -> Row:
@@ -145,8 +145,9 @@ def measure(
 ) -> tuple[dict[str, Any], Outcomes]:
     """Return (metrics, Outcomes with the nDCG@10 of each query). The metrics are "ndcg@10", "recall@10", "mrr@10" and
     "accuracy@1", all x100, and the numbers of "queries" and "passages". `embeddings` contains a row for each query,
-    then a row for each distinct text. The rows of `embeddings` are scaled in place. Passage i has the text row_of[i].
-    The passages targets[j] are relevant to query j. The ranking of query j leaves out passage own[j], if any."""
+    then a row for each distinct text. The rows of `embeddings` are scaled to norm 1 in place. Row row_of[i] of the
+    texts is the embedding of passage i. The passages targets[j] are relevant to query j. The ranking of query j leaves
+    out passage own[j], if any."""
     queries, texts = np.split(unit_rows(embeddings, out=embeddings), [len(targets)])
     ranked, _ = nearest(queries, texts, K + 1, row_of if len(row_of) > len(texts) else None)
     own_last = (ranked == own[:, None]).argsort(axis=1, kind="stable")  # NONE is last already

@@ -44,7 +44,7 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
 
 
 def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
-    """Return {"spearman", "pearson"}, x100, of two vectors [n]. Both are None if a vector is constant."""
+    """Return the correlations {"spearman", "pearson"}, x100, of two vectors [n]. Both are None if one is constant."""
     if np.ptp(similarity) == 0 or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
@@ -52,7 +52,7 @@ def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | N
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """Return the prompt set for a model. If none is set, return its saved prompt with a {condition}, or None."""
+    """Return the prompt in a model's settings, else the saved prompt with a {condition}, else None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:

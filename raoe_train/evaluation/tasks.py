@@ -78,7 +78,6 @@ class Task:
         return [(prompt_of(model, "query"), self.sentences[:n]), (prompt_of(model, "document"), self.sentences[n:])]
 
     def print_cut(self, model: Any, name: str) -> int:
-        """Print and return how many sentences a SentenceTransformer truncates."""
         texts = ((prompt or "") + text for prompt, part in self.by_prompt(model) for text in part)
         return print_cut(model, texts, name, "")
 
@@ -143,7 +142,7 @@ def source_of(word: str, data_dir: str | None) -> str | None:
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """Find the source of a task NAME, NAME#SPLIT or NAME-all. The source is data_dir/NAME.* or data_dir/KIND/NAME.*, or
-    else data_dir/*/NAME.*. NAME alone means its test split, unless `whole`. Return file and hub names unchanged."""
+    else data_dir/*/NAME.*. NAME alone means the test split, unless `whole`. Return file and hub names unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task

@@ -1,6 +1,6 @@
 """Transfer tasks: train a classifier on frozen embeddings with SentEval's protocol (Conneau and Kiela 2018; BeLLM,
-section 5.2). The protocol fixes the folds, the order of the examples and the selection of the regularization
-("penalty"). The classifier is scikit-learn's logistic regression, or SentEval's linear layer (validation.py and
+section 5.2). The protocol fixes the folds, the order of the examples and how the regularization parameter ("penalty")
+is selected. The classifier is scikit-learn's logistic regression, or SentEval's linear layer (validation.py and
 classifier.py in senteval/tools)."""
 
 from collections import Counter
@@ -40,10 +40,11 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Classify the examples of a transfer task. Return (result, Outcomes). Outcomes are 100 for a correct example and 0
-    for a wrong one, in a fixed order. The result contains "accuracy" (x100), "dev_accuracy" (validation accuracy of the
-    selected penalty, x100) and "examples" (number of tested examples). For a test split of pairs with classes 0 and 1,
-    it also contains "f1" (x100). If the classifier is not scikit-learn's, it also contains "classifier" (the settings).
+    """Classify the examples of a transfer task. Return (result, Outcomes). Outcomes are 100 for a correctly classified
+    example and 0 for any other example, in a fixed order. The result contains "accuracy" (x100), "dev_accuracy"
+    (validation accuracy of the selected penalty, x100) and "examples" (number of tested examples). For a test split of
+    pairs with classes 0 and 1, it also contains "f1" (x100). If the classifier is not scikit-learn's, it also contains
+    "classifier" (the settings).
 
     With the splits train and test, the classifier is trained on train and tested on test. The penalty is selected on
     the split dev or, if there is none, by cross-validation on train. Without these splits, the accuracy is the mean
@@ -106,7 +107,6 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the folds, each as (training rows, test rows)."""
     folds = StratifiedKFold(settings["kfold"], shuffle=True, random_state=SEED).split(places, labels[places])
     return [(places[part], places[rest]) for part, rest in folds]
 
@@ -125,7 +125,6 @@ class LinearLayer:
         return np.array([self._fit(train, grid, dev)[0] for train, dev in folds])
 
     def predict(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
-        """Train a layer on the rows `train`, and return the classes that it predicts for the rows `test`."""
         _, (weight,) = self._fit(train, [penalty], dev)
         return (self.features[test] @ weight.T).argmax(1)
 

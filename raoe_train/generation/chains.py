@@ -69,8 +69,6 @@ def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
 
 @dataclass
 class Chain:
-    """A chain in progress."""
-
     key: int
     sentences: list[str]  # the source sentence, then the generated sentences
     instructions: Instructions
@@ -81,7 +79,7 @@ class Chain:
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """Return the next request, or None if it needs more than `limit` positions and the chain therefore fails."""
+        """Return the next request. If it needs more than `limit` positions, the chain fails, and the result is None."""
         settings, step = self.generation, len(self.sentences)
         single = settings.method == "single-step"
         guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # lambda = 0 in step 1
@@ -129,8 +127,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate at most `slots` chains at a time, and yield finished chains. Each batch contains one request of each
-    chain. When a chain is finished, a waiting chain takes its place."""
+    """Generate at most `slots` chains at a time, and yield finished chains. Each batch contains the next request of
+    each active chain. When a chain is finished, a waiting chain takes its place."""
     active: list[Chain] = []
     while True:
         active += itertools.islice(chains, slots - len(active))

@@ -1,9 +1,11 @@
-"""Guided decoding of a batch (Eq. 4 of the ranking-sentences paper).
+"""Guided decoding of a batch of requests (Eq. 4 of the ranking-sentences paper).
 
-The nearer and the farther contexts of all requests are rows of one left-padded batch with one KV cache. The two
-contexts of a request continue with the same tokens. If all contexts begin with the same tokens, such as the instruction
-of a prompt, the model reads these tokens once. An answer does not depend on other requests: random numbers come from
-the request's own seed, and transformers' logits processors get only the request's own tokens, without padding."""
+A request has a nearer context, which the answer continues, and often a farther context, from which guidance moves the
+answer away. All contexts of all requests are rows of one left-padded batch with one KV cache. Each token of an answer
+is appended to both contexts of its request. If all contexts begin with the same tokens, such as the instruction of a
+prompt, the model reads these tokens only once. An answer does not depend on other requests. The random numbers of an
+answer come from its request's seed, and transformers' logits processors get only the tokens of this request, without
+padding."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -24,8 +26,6 @@ SHARED = 8  # fewer common tokens are not worth a forward pass of their own
 
 @dataclass(frozen=True)
 class Request:
-    """A request for an answer."""
-
     near: Sequence[int]  # token ids of the nearer context, which the answer continues
     far: Sequence[int] | None = None  # token ids of the farther context, or None for plain decoding
     guidance: float = 1.0  # 1 + lambda of Eq. 4; at 1, the farther context has no effect and is not read
@@ -35,8 +35,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to a request."""
-
     ids: list[int]  # generated tokens, including the end token if there is one
     text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
     finish: str  # "eos", "stop" (a stop string) or "length" (reached max_new_tokens)
@@ -88,7 +86,7 @@ class GuidedDecoder:
             uniform = torch.stack([numbers[n][len(texts[n])] for n in near]) if sampled else None
             for n, token in zip(near, self._choose(scores, earlier, uniform).tolist(), strict=True):
                 if token < 0:
-                    raise ValueError("the model's scores for the next token are NaN, or exclude every token")
+                    raise ValueError("the model's scores for the next token contain NaN, or are -inf for every token")
                 texts[n].append(token)
                 if reason := self._ended(texts[n], requests[n].max_new_tokens):
                     finish[n] = reason
@@ -145,7 +143,7 @@ class GuidedDecoder:
         return torch.where(best.values.isfinite(), best.indices, -1)
 
     def _ended(self, ids: list[int], longest: int) -> str | None:
-        """Return why an answer ends with its last token, or None if it does not end."""
+        """Return the reason why an answer ends after its last token, or None if it continues."""
         if ids[-1] in self.eos:
             return "eos"
         if stops := self.sampling.stop_strings:
@@ -164,7 +162,7 @@ class GuidedDecoder:
 
     def _check(self, request: Request) -> None:
         if not request.near or (request.far is not None and not request.far):
-            raise ValueError("the context is empty: it must have at least one token")
+            raise ValueError("a context is empty: each context must contain at least one token")
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
             raise ValueError(f"the context and max_new_tokens need {longest} positions, but the model has {self.limit}")
@@ -172,7 +170,7 @@ class GuidedDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of N answers' next tokens x: guidance log p(x | near) - (guidance - 1) log p(x | far), as in Eq. 4."""
+    """Scores of next tokens x for N answers: guidance log p(x | near) - (guidance - 1) log p(x | far), as in Eq. 4."""
 
     logits: Tensor  # [N + F, V] of N nearer contexts, then of F farther contexts
     guidance: list[float]  # of each answer
@@ -195,14 +193,14 @@ class Scores:
         return tokens.where(self.logits.gather(1, of_rows[:, None]).isfinite().all(), -1)
 
     def _guided(self) -> Iterator[tuple[float, list[int], list[int]]]:
-        """Yield (guidance, rows of nearer contexts, rows of their farther contexts) for each distinct guidance."""
+        """Yield (guidance, rows of nearer contexts, rows of farther contexts) for each value of guidance."""
         for guidance in {self.guidance[answer] for answer in self.answers}:
             rows = [place for place, answer in enumerate(self.answers) if self.guidance[answer] == guidance]
             yield guidance, [self.answers[row] for row in rows], [len(self.guidance) + row for row in rows]
 
 
 def common_beginning(contexts: Sequence[Sequence[int]]) -> int:
-    """Return the number of initial tokens that all contexts share. The last token of a context never counts."""
+    """Return the number of initial tokens that all contexts share. The last token of a context is never counted."""
     for place, tokens in enumerate(zip(*contexts, strict=False)):
         if len(set(tokens)) > 1:
             return place

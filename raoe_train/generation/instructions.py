@@ -65,7 +65,7 @@ class Instructions:
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
 
     def copied(self, sentence: str) -> str | None:
-        """Return a problem if a line of the prompt ends with the sentence, or None otherwise."""
+        """Return "copied from the prompt" if a line of the prompt ends with the sentence, otherwise None."""
         return "copied from the prompt" if any(line.endswith(sentence) for line in self.template.splitlines()) else None
 
     def text(self, sentence: str) -> str:

@@ -1,6 +1,6 @@
 """The job `check`: test whether the embedding of a sentence depends on the rest of its batch.
 
-An embedding depends on the batch if the model attends to padding, or attends differently in batches without padding.
+An embedding depends on its batch if the model attends to padding, or attends differently if there is no padding.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from raoe_train.outputs import versions
 
 @job
 def check(config: CheckConfig) -> dict[str, Any]:
-    """Check that the embeddings of a saved encoder do not depend on padding and batch size.
+    """Check that the embeddings of a saved encoder depend neither on padding nor on the batch size.
 
     For a BidirectionalModel, also check that tokens attend to later tokens if and only if some layers are
     bidirectional.
@@ -28,18 +28,18 @@ def check(config: CheckConfig) -> dict[str, Any]:
     from raoe_train.encoders.load import load_encoder
 
     result = check_encoder(load_encoder(config.model))
-    print(f"largest difference from the embedding of a sentence encoded alone (tolerance {result['tolerance']:g}):")
+    print(f"largest difference between a sentence's embeddings in a batch and alone (limit {result['tolerance']:g}):")
     for name, value in result["differences"].items():
         print(f"  {name:<28} {value:.1e}")
     layers, seen = result["bidirectional"].values()
     note = "" if layers is None else f"; bidirectional layers: {layers}"
     print(f"  hidden states {'depend' if seen else 'do not depend'} on later tokens{note}")
-    print(f"failed: {', '.join(result['failed']) or 'none'}")
+    print(f"failed checks: {', '.join(result['failed']) or 'none'}")
     return {**result, "model": config.model.name, "versions": versions()}
 
 
 def check_encoder(model: Any) -> dict[str, Any]:
-    """Check a SentenceTransformer in memory. Return the result of `check`, without "model" and "versions"."""
+    """Check a SentenceTransformer in memory. Return the result of `check` without the keys "model" and "versions"."""
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
     from raoe_train.encoders.padding import SENTENCES, tolerance, unit_embeddings
 
@@ -67,7 +67,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
 
 
 def _sees_later_tokens(model: Any) -> bool:
-    """Return whether the last hidden state of the first token changes if the last token of the sentence changes."""
+    """Return whether the first token's final hidden state changes if the last token of the sentence is replaced."""
     import torch
 
     features = model.preprocess(["Two men are playing chess in the park."])

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluateConfig, output: Output | None) -> dict[str, Any]:
     """Evaluate an encoder on similarity, transfer, polarity and retrieval tasks.
 
-    The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores the results
-    of each example, from which the main metrics are computed. Finished embeddings are stored in OUTPUT.parts/ until
-    OUTPUT is written, so that an interrupted job can resume. Under torchrun, `output` must be set. Each process then
-    encodes its share of the texts, and rank 0 computes the scores. A rerun can use a different number of processes.
+    The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores the
+    per-example results from which the main metrics are computed. Finished embeddings are stored in OUTPUT.parts/ until
+    OUTPUT is written, so that an interrupted job can resume, also with a different number of processes. Under torchrun,
+    `output` must be set. Each process then encodes its share of the texts, and rank 0 computes the scores.
 
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main

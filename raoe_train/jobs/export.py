@@ -19,8 +19,8 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. To
     load an exported model with bidirectional layers, call `raoe_train.register()` first or, if raoe is not installed,
     pass `trust_remote_code=True`. An adapter that was trained on 4-bit weights is merged into the unquantized weights
-    of its base model, so the embeddings change slightly. If bitsandbytes is installed, the embeddings of a few
-    sentences before and after merging are compared.
+    of its base model, so the embeddings change slightly. If bitsandbytes is installed, the job compares the embeddings
+    of a few sentences before and after merging.
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}, and
@@ -34,14 +34,12 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     source = Path(require(model.name, "model.name", "the encoder to export")).expanduser()
     changed = [name for name, value in vars(model).items() if value != getattr(Model(), name)]
     if ignored := {*changed} - {"name", "dtype", "trust_remote_code", "device"}:
-        raise ValueError(
-            f"model.{min(ignored)} has no effect: export copies the encoder as it was saved; remove the setting"
-        )
+        raise ValueError(f"model.{min(ignored)} has no effect: export copies the encoder as saved; remove the setting")
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = require(config.output, "output", "the directory to write to")
     if (output.path / "metrics.json").exists():
-        raise ValueError(f"output {target} contains a run of train, which export never replaces: choose another output")
+        raise ValueError(f"output {target} contains a training run, which export never replaces: choose another output")
     register()
     own_adapter = (source / "adapter" / "adapter_config.json").is_file()
     peft_adapter = (source / "adapter_config.json").is_file()
@@ -67,7 +65,7 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
         output.begin()
     with replacing_model(output) as folder:
         encoder.save_pretrained(str(folder))
-    print(f"{'merged, ' if merged else ''}saved to {target}")
+    print(f"{'merged and ' if merged else ''}saved to {target}")
     return result
 
 

@@ -95,7 +95,7 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
 def load_language_model(model: LanguageModel) -> Any:
     """Load a causal language model in eval mode onto its device. Raise ValueError if the model's files lack weights
-    (such as those of the head), because the missing weights would be random."""
+    (such as those of the head), because transformers would initialize them at random."""
     device = model.device or default_device()
     check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
@@ -112,7 +112,7 @@ def load_language_model(model: LanguageModel) -> Any:
 
 
 def default_device() -> str:
-    """Return the name of an accelerator if there is one, else cpu. With several GPUs, LOCAL_RANK selects the GPU."""
+    """Return the torch device: an accelerator if there is one, else cpu. LOCAL_RANK selects one of several GPUs."""
     if torch.cuda.is_available():
         return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -137,7 +137,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return {id: row} for the finished chains of all processes. Skip the incomplete last line of a killed process."""
+    """Return the finished chains of all processes as {id: row}. Skip the incomplete last line of a killed process."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for _, row in json_rows(path, str(path)):
@@ -157,9 +157,9 @@ def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def _write(chains: Any, folder: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write each finished chain to a new file in `folder`, which may also contain files of earlier, killed runs.
-    `total` is the number of chains of this process, and `waiting` is the number of those still to generate. Return the
-    number of chains and tokens, the duration and the speed."""
+    """Write the finished chains to one new file in `folder`, next to the files of earlier, interrupted runs. `total` is
+    the number of chains of this process, and `waiting` is the number of chains still to generate. Return the number of
+    chains and tokens, the duration and the speed."""
     tokens, start, done = 0, time.perf_counter(), total - waiting
     if done:
         print(f"resuming after {done} of {total} chains", flush=True)
@@ -197,4 +197,4 @@ def _print(result: dict[str, Any], output: str, generation: Generation) -> None:
         untried += ["--generation.prompt few-shot"] * few_shot + ["--generation.do_sample"] * (not generation.do_sample)
         print(f"few chains passed all checks: try {' '.join(untried) or 'a larger model'}")
     if run:
-        print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")
+        print(f"generated {run['tokens']} tokens, {run['tokens_per_second']:.0f} per second")

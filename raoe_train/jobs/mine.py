@@ -80,7 +80,6 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
 
 
 def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
-    """Combine labelled texts into examples for a loss. Write OUTPUT; return the result."""
     data, model, mining, loss = config.data, config.model, config.mining, config.loss
     options: Any = {"columns": data.columns or None, "on_error": data.on_error}
     texts, counts = distinct(*labelled_table(str(data.input), **options))
@@ -145,13 +144,13 @@ def _print(result: dict[str, Any], path: str, count: int | None) -> None:
     kinds = f" ({labels['1']} pairs of the same class, {labels['0']} of different classes)" if labels else ""
     print(f"wrote {result['examples']} of {result['available']} available examples{kinds} to {path}")
     if count is not None and result["examples"] < count:
-        print(f"fewer examples than mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
+        print(f"too few examples for mining.count {count}: lower mining.threshold or mining.drop, or raise mining.k")
     if result.get("without"):
         print(f"{result['without']} sentences have no neighbour with a cosine above mining.threshold")
 
 
 class _Embedded:
-    """Substitute for an encoder, from which mine_hard_negatives gets precomputed embeddings. Each argument is a pair (n
+    """Stand-in for an encoder, which gives precomputed embeddings to mine_hard_negatives. Each argument is a pair (n
     texts, their unit embeddings [n, d])."""
 
     device = "cpu"

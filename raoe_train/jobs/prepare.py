@@ -29,7 +29,7 @@ class PublicSet:
 
 @job
 def prepare(config: PrepareConfig, _: None) -> dict[str, Any]:
-    """Download public data sets, check their numbers of rows and write one file per set.
+    """Download public data sets, check their row counts and write one file per set.
 
     Each file contains a column `split`. A JSON file next to each data file contains the licence, the source and a
     summary. To use the sets in another job, set its data.dir to the output of `prepare`. Finished sets are skipped.
@@ -73,7 +73,7 @@ def prepare_set(config: PublicSet, output: Output) -> dict[str, Any]:
                 part = f"{name}, split {split}," if split else name
                 raise ValueError(
                     f"{part} has {rows[split]} rows in {place}, but the published data has {published} "
-                    f"({entry['page']}): the files are incomplete or another version; --counts false skips this check"
+                    f"({entry['page']}): the files are incomplete or of another version; --counts false skips the check"
                 )
 
     counted_rows = count_rows()

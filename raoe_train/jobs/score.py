@@ -74,7 +74,7 @@ def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
         },
         "teachers": [encoder.name for encoder in encoders],
     }
-    print(f"{len(mean)} pairs scored, mean {result['mean']:.4f} -> {path}")
+    print(f"{len(mean)} pairs scored, mean score {result['mean']:.4f} -> {path}")
     return result
 
 

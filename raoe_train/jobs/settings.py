@@ -34,7 +34,7 @@ NO_KEYS = ("self", "model", "embed", "similarity_fct")  # constructor arguments 
 
 @dataclass
 class TrainConfig:
-    """The loss, output and mode of a training run.
+    """The loss and output of a training run, and whether it is a dry run.
 
     Args:
         loss: class of raoe_train.losses, or import path of your own class; --loss.ARGUMENT VALUE sets an argument
@@ -62,7 +62,7 @@ class TrainConfig:
 
     def complete(self) -> "TrainConfig":
         """Check the loss, its keywords and `training.others` (for which sentence-transformers is imported). Return the
-        settings, with defaults for the keywords of the loss that are not set."""
+        settings, with default values for unset keywords of the loss."""
         path, others = self.loss.class_path, self.training.others
         keywords = loss_keywords(loss_class(path))
         types = {name: key.type for name, key in keywords.items()}
@@ -79,7 +79,7 @@ class TrainConfig:
 
 
 def converted(section: str, values: Mapping[str, Any], types: Mapping[str, Any], advice: str = "") -> dict[str, Any]:
-    """Convert the values of a section to `types`. For an unknown key, raise ValueError with `advice`."""
+    """Convert the values of a settings section to `types`. Raise ValueError with `advice` for an unknown key."""
     for name in values:
         if name not in types:
             hint = nearest(f"{section}.{name}", [f"{section}.{each}" for each in types])
@@ -100,13 +100,13 @@ def _is_loss(kind: Any) -> bool:
 
 
 def loss_class(name: str) -> Any:
-    """Find the class of a loss by its name in raoe_train.losses, or by its import path. ValueError if none exists."""
+    """Find a loss class by its name in raoe_train.losses or by its import path. Raise ValueError if none exists."""
     with contextlib.suppress(ImportError, AttributeError, ValueError, TypeError):
         found = Choice(name).chosen
         if _is_loss(found):
             return found
     hint = nearest(name.rpartition(".")[2], known_losses())
-    raise ValueError(f"loss must be the name of a class, got {name}{hint}: --loss.help lists the known losses")
+    raise ValueError(f"loss must be the name of a loss class, got {name}{hint}: --loss.help lists the known losses")
 
 
 def loss_keywords(loss: Any) -> dict[str, Key]:

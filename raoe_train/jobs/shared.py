@@ -20,7 +20,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
     """Turn a function that takes a configuration object into a job. A running job locks its output.
 
     A job is called with a recipe (a YAML file, the name of a shipped recipe, or a configuration object) and with
-    settings that override it, nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``).
+    settings that override the recipe, either nested (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``).
 
     If the output is finished and was made with the same settings, the job only returns the recorded result. If the
     output was made with other settings, the job raises ValueError, unless `overwrite` is set.
@@ -68,7 +68,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
 
 
 def output_of(config: Any) -> Output | None:
-    """Return the Output of a configuration object, with the settings to record, or None if nothing is recorded."""
+    """Return the Output of a job's configuration, with the settings to record, or None if the job keeps no record."""
     if not hasattr(config, "output") or not getattr(config, "has_record", True):
         return None
     settings = recorded(config)  # first, because it reports missing files
@@ -91,7 +91,7 @@ def finished_result(output: Output | None) -> dict[str, Any] | None:
 
 
 def check_nodes(output: Output) -> None:
-    """Raise ValueError in a process whose settings or inputs differ from those of rank 0, or that does not see the
+    """Raise ValueError in a process whose settings or inputs differ from those of rank 0, or that has no access to the
     output of rank 0. Call this function after torch's process group and the record of the output have been created."""
     rank, settings = rank_and_world()[0], on_rank_zero(lambda: output.settings)
     if changed := different(settings, output.settings):
@@ -102,9 +102,9 @@ def check_nodes(output: Output) -> None:
 
 
 def check_paths(config: Any) -> None:
-    """Raise ValueError if an output path is not writable, is an input, lies in an input model, or contains an input.
-    Also raise ValueError if a path or another text is not valid UTF-8, because Python reads invalid bytes as
-    surrogates, which libraries cannot write."""
+    """Raise ValueError if an output path is not writable, is an input, lies in the folder of an input model, or
+    contains an input. Also raise ValueError if a path or another setting is not valid UTF-8, because Python reads
+    invalid bytes as surrogates, which libraries cannot write."""
     folders, files = dict(marked(config, "written folder")), dict(marked(config, "written file"))
     for key in folders.keys() - {"output"}:
         check_writable(Path(folders[key]).expanduser(), key)

@@ -54,7 +54,7 @@ STEPS = 4  # steps of a dry run; the first step is slower and is not timed
 @job(together=True)
 @print_on_rank_zero()
 def train(config: TrainConfig, output: Output) -> dict[str, Any]:
-    """Train an encoder on the data that its loss requires: scored pairs, triplets, labelled pairs or lists.
+    """Train an encoder on the data that its loss requires, such as scored pairs, triplets, labelled pairs or lists.
 
     The encoder is saved in the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. An
     interrupted run resumes when you start it again with the same settings. If the run is finished, only its result is
@@ -135,7 +135,7 @@ class Run:
 
     def evaluate(self, tasks: dict[str, Task], dev: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the encoder's metrics x 100 on the dev sets (averaged over several dev sets) and on the tasks. An
-        undefined correlation is None. If the metrics `dev` are given, they replace an evaluation on the dev sets."""
+        undefined correlation is None. If `dev` is given, its metrics replace an evaluation on the dev sets."""
         metrics = dict(dev or {})
         results = self.evaluator(self.encoder) if self.evaluator and dev is None else {}
         for name, key in self.evaluator.metrics.items() if results else ():
@@ -149,8 +149,8 @@ class Run:
 def prepare(
     config: TrainConfig, arguments: dict[str, Any], tasks: dict[str, Task], folder: Path, output: Output | None = None
 ) -> Run:
-    """Read the data, load the encoder and, except in a dry run, start the output. A run to overwrite is removed only
-    after all inputs have been read. A teacher's cache and a new encoder are stored in `folder`."""
+    """Read the data, load the encoder and, except in a dry run, start the output. With `overwrite`, the earlier run is
+    removed only after all inputs have been read. A teacher's cache and a new encoder are stored in `folder`."""
 
     def begin() -> None:
         if output is not None:
@@ -235,7 +235,7 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
     if (worse := report.lower(after, before)) and not certified:
         result["failed"] = 1
         outcome = "the start is saved (the encoder before training)" if start else "the last model is saved"
-        print(f"warning: on the dev set {worse} {outcome}")
+        print(f"warning: on the dev set, {worse} {outcome}")
         if start:
             certificate.mix(encoder, start, start, 0.0)
             after, best_step = run.evaluate(run.tasks), 0
@@ -244,7 +244,7 @@ def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
 
 def train_all(run: Run, start: certificate.Weights) -> certificate.Tried:
     """Train the encoder once or, with folds, once per fold, each time from the initial weights. Return the checkpoints
-    that the certificate compares, as {name: [a checkpoint or, with folds, the checkpoint of each fold]}."""
+    that the certificate compares, as {name: [one path or, with folds, one path per fold]}."""
     place = run.output.path / CHECKPOINTS
     if not run.folds:
         fit_once(run, place)
@@ -285,7 +285,7 @@ def fit_once(run: Run, checkpoints: Path, fold: int = 0) -> None:
 
 
 def keep_rejected(run: Run, made: Mapping[str, Any]) -> None:
-    """Save the best rejected candidate in OUTPUT/rejected, and print how many more dev examples may make it
+    """Save the best rejected candidate in OUTPUT/rejected, and print how many more dev examples could make its gain
     significant."""
     place, encoder = run.output.path / REJECTED, run.encoder
     remove(place)
@@ -352,8 +352,8 @@ def build_trainer(
 
 
 def planned_steps(run: Run) -> int:
-    """Return the number of steps of the current training: max_steps or, if max_steps is not set, the steps of all
-    epochs, but at least min_steps. With folds, the steps of all trainings add up to twice this number."""
+    """Return the number of steps of the current training run: max_steps or, if max_steps is not set, the steps of all
+    epochs, but at least min_steps. With folds, all folds together take twice as many steps as a run without folds."""
     trainer, training = run.trainer, run.config.training
     wanted, trainer.pretokenize = trainer.pretokenize, False  # only `train` needs tokens
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)

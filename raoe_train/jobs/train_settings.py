@@ -53,7 +53,7 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("data.redraw needs --data.max_rows: set it to the number of rows to draw in each epoch")
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
-        raise ValueError(f"data.score_scale must have 2 numbers, or 2 for each source of data.train; got {scale}")
+        raise ValueError(f"data.score_scale must contain 2 numbers, or 2 for each source in data.train; got {scale}")
     if config.evaluation.certificate:
         if not (data.dev or data.dev_share):
             raise ValueError("evaluation.certificate needs a dev set: set data.dev or data.dev_share")

@@ -1,5 +1,5 @@
-"""Base classes of all losses, which declare the data that a loss needs, cache gradients, name the parts of a loss, and
-gather batches of equal size from all processes."""
+"""Base classes and helpers of all losses: the data that a loss reads, gradient caching, named parts of a loss, and
+gathering of equally large batches from all processes."""
 
 import inspect
 import warnings
@@ -148,7 +148,7 @@ class CachedLoss(CachedLossMixin, Loss):
         """Return the scalar loss, or LossParts, from the (B, D) embeddings of each column."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: return the loss of the embeddings of all mini-batches. `labels`: see
+        """Hook of CachedLossMixin: compute the loss from the embeddings of all mini-batches. `labels`: see
         prepare_labels."""
         columns = [torch.cat(column) for column in reps]
         loss = scalar(self, self.compute_loss_from_embeddings(columns, **labels))
@@ -182,7 +182,7 @@ class OneSweep(CachedLoss):
         size = getattr(model, "get_embedding_dimension", lambda: None)()
         if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
             limit = "" if size is None else f" up to the model's {size} dimensions"
-            raise ValueError(f"matryoshka_dims must be distinct numbers from 1{limit}, got {dims}")
+            raise ValueError(f"matryoshka_dims must be distinct positive numbers{limit}, got {dims}")
         if widths and size not in (None, widths[-1]):
             lacks = f"matryoshka_dims {widths} do not include the model's {size} dimensions"
             warnings.warn(f"{lacks}, so whole embeddings are not trained", stacklevel=2)
@@ -213,7 +213,7 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def without_modules(module: Any) -> Any:
-    """Return a shallow copy of a module without submodules, weights, and methods that the instance overrides."""
+    """Return a shallow copy of a module, without submodules, weights, and methods replaced on this instance."""
     bare = object.__new__(type(module))
     own = {name: value for name, value in vars(module).items() if not (callable(value) and hasattr(type(module), name))}
     vars(bare).update(own | {name: dict.fromkeys(own[name]) for name in ("_modules", "_parameters", "_buffers")})
@@ -221,13 +221,13 @@ def without_modules(module: Any) -> Any:
 
 
 def cached(loss: Any, features: list[Any], labels: Any) -> Any:
-    """Compute a loss with its method `forward_cached`, which also runs a backward pass. Return the loss or, if it has
-    named parts, these parts.
+    """Compute a loss with its method `forward_cached`, which also runs a backward pass. Return the loss, or its named
+    parts if it has any.
 
     The gradients of the loss's own parameters (such as a learned scale) are attached to the returned value. If the
     returned value is multiplied later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are
     therefore scaled by the same factor. If the loss has named parts, the gradient of the whole loss is attached to the
-    first part, because only the sum of all parts carries the hook that replays mini-batches.
+    first part, because the hook that replays mini-batches belongs to the sum of all parts.
     """
     parameters = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
     gradients = [parameter.grad for parameter in parameters]
@@ -247,7 +247,7 @@ def cached(loss: Any, features: list[Any], labels: Any) -> Any:
 
 
 def scalar(owner: Any, loss: Any) -> Tensor:
-    """Return the scalar to differentiate: a loss, or the sum of its named parts, which are stored in `owner.parts`."""
+    """Return the scalar to differentiate: the loss, or the sum of its named parts, which `owner.parts` stores."""
     if not isinstance(loss, dict):
         return loss
     owner.parts.append(LossParts(loss).detach())

@@ -80,8 +80,8 @@ def _encoder(loss: Any) -> Any:
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
     """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's method
-    prepare_labels or, without this method, the labels of the batch. `tokens` are tokenized columns, for a loss with a
-    guide."""
+    prepare_labels or, if there is no such method, the labels of the batch. `tokens` are tokenized columns, for a loss
+    with a guide."""
     if isinstance(loss, MatryoshkaLoss):
         if loss.uses_gradient_cache and embeds_columns(loss.loss):
             # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
@@ -108,7 +108,7 @@ def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str
 
 
 def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
-    """Compute a loss of a class in EMBED_COLUMNS, from embeddings as features and with a substitute for its model."""
+    """Compute a loss whose class is in EMBED_COLUMNS, with a substitute model that returns the given embeddings."""
     replays = getattr(loss, "uses_gradient_cache", False) and torch.is_grad_enabled()
     leaves = [x.detach().requires_grad_() for x in columns] if replays else columns
     tokens = tokens or [{"attention_mask": x.new_ones(len(x), 1)} for x in leaves]
@@ -130,7 +130,6 @@ def _embedding_loss(loss: Any, columns: list[Tensor], labels: Any, tokens: list[
 
 
 def _prepare_labels(inner: Any, columns: list[dict[str, Any]], labels: Any) -> Any:
-    """Return the labels of a batch in the form that the function loss_of reads."""
     return inner.prepare_labels(columns, labels) if isinstance(inner, CachedLoss) else labels
 
 
@@ -142,7 +141,7 @@ def _count_texts(column: dict[str, Any]) -> int:
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Truncate labels to `width` if the class of the loss (not their shape) shows that they are embeddings."""
+    """Truncate labels to `width` dimensions if they are embeddings, which only the class of the loss shows."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 
@@ -156,7 +155,7 @@ class Embedded(nn.Module):
 
 @dataclass
 class Batch:
-    """A batch that ByLength has planned, on the CPU until the method `to` moves it to the model's device."""
+    """A batch that ByLength has planned. It stays on the CPU until the method `to` moves it to the model's device."""
 
     runs: list[dict[str, Any]]  # features of each forward pass
     rows: list[Tensor]  # for each column, the indices of its texts among the encoded texts
@@ -185,8 +184,8 @@ class ByLength(CachedLossMixin, nn.Module):
 
     If the loss caches gradients, the groups are its mini-batches. Including padding, a group contains at most
     `mini_batch_num_tokens` tokens or, if only `mini_batch_size` is set, mini_batch_size x (length of the longest text)
-    tokens. With DDP or FSDP, all processes run the same number of forward passes. Batches of images go to the loss
-    unchanged.
+    tokens. With DDP or FSDP, all processes run the same number of forward passes. Batches of images are passed to the
+    loss unchanged.
 
     Args:
         loss: a loss that needs only embeddings (see `misfit`), or sentence-transformers' MatryoshkaLoss around one.
@@ -267,7 +266,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return grouping_for(model, tensor_cores=self.tensor_cores, **limits)
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
-        """Return the loss of a planned batch, or of tokenized columns. `labels` has the wrapped loss's format."""
+        """Return the loss of a planned batch, or of tokenized columns. `labels`: as for the wrapped loss."""
         features: Any = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
         if planned is None and self.keep is None:
@@ -301,7 +300,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return self._value(embeddings, batch)
 
     def _value(self, embeddings: Tensor, batch: Batch) -> Any:
-        """Return the loss of (texts, D) embeddings. If the regularizer `keep` is set, add its value."""
+        """Compute the loss from embeddings [texts, D], and add the value of the regularizer `keep` if it is set."""
         loss = loss_of(self.loss, [embeddings[rows] for rows in batch.rows], batch.labels, batch.tokens or [])
         if self.keep is None or batch.before is None:
             return loss
@@ -330,7 +329,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return embeddings if count is None else embeddings[:count]
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """Hook of CachedLossMixin: return the loss of the embeddings of all forward passes. `labels` is the Batch."""
+        """Hook of CachedLossMixin: compute the loss from all forward passes' embeddings. `labels` is the Batch."""
         (runs,) = reps
         embeddings = torch.cat(runs).detach().requires_grad_(with_backward)
         loss = base.scalar(self, self._value(embeddings, labels))
@@ -361,7 +360,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _is(layers: list[Any], *names: str) -> bool:
-    """Return whether a class of a model or its wrappers has one of these names. Comparing names avoids imports."""
+    """Return whether the model or a wrapper has a class (or base class) in `names`. Comparing names avoids imports."""
     return bool({cls.__name__ for each in layers for cls in type(each).__mro__} & set(names))
 
 
@@ -376,5 +375,5 @@ def _most_forwards(forwards: int, layers: list[Any]) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _on_hosts(world: Any) -> Any:
-    """Return a process group for communicating tensors on the CPU. An NCCL group would wait for the GPUs."""
+    """Return a gloo process group, which communicates tensors on the CPU. An NCCL group would wait for the GPUs."""
     return dist.new_group(backend="gloo")

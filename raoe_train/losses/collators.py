@@ -66,8 +66,8 @@ class ScoreLabelCollator(RowCollator):
     Raise ValueError if a score is not a number, or if a label is neither a whole number (larger = less related) nor the
     name of an NLI class. Datasets without a column ``score`` are collated as in sentence-transformers.
 
-    `raoe_train.Trainer` uses this collator for pair losses. For another trainer, pass its arguments' prompts to the
-    collator:
+    `raoe_train.Trainer` uses this collator for pair losses. With another trainer, pass the prompts of its training
+    arguments to the collator:
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
     """
@@ -106,10 +106,10 @@ class TextCollator(RowCollator):
 class ListCollator(SentenceTransformerDataCollator):
     """Collator for lists of sentences, for ListMLELoss.
 
-    Each row has a column `sentences`, a list of n texts, and optionally a column `label`, the teacher's n x n values as
-    a flat list. A batch is one tokenized column with the sentences of all lists in order, and the labels {"lengths":
-    int64 (B,), "teacher": float32 (B, m, m)}. Here, m is the length of the longest list, and shorter lists are padded
-    with 0. Without the column `label`, there is no "teacher".
+    Each row contains `sentences`, a list of n texts, and optionally `label`, the teacher's n x n values as a flat list.
+    A batch is one tokenized column with the sentences of all lists in order, and the labels {"lengths": int64 (B,),
+    "teacher": float32 (B, m, m)}. Here, m is the length of the longest list, and shorter lists are padded with 0.
+    Without the column `label`, the labels lack "teacher".
 
     The constructor takes the arguments of ScoreLabelCollator. Raise ValueError for a missing column `sentences`, an
     empty list, or a wrong number of teacher values.
@@ -171,7 +171,7 @@ def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
 
 class PlanningCollator:
     """Collator that replaces the columns of another collator's batch with a plan (see ByLength.plan), so that
-    DataLoader workers plan batches while the device computes. If the loss has no `plan`, batches do not change.
+    DataLoader workers plan batches while the device computes. If the loss has no `plan`, batches stay unchanged.
 
     Args:
         collate: the collator whose batches are planned.

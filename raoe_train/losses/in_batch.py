@@ -133,8 +133,9 @@ class InBatchLoss(CachedLoss):
 
 
 def duplicate_ids(texts: Tensor) -> Ids:
-    """Return Ids from text ids (N, columns). Return None if no text occurs twice and none is missing, as in most
-    batches. For None, the loss function skips the comparison of ids. On a GPU, this function waits for the device.
+    """Convert text ids (N, columns) to Ids, by which the loss function excludes texts from the negatives of an anchor.
+    Return None if no text occurs twice and none is missing, as in most batches. The loss function then skips the
+    comparison of ids. On a GPU, this function waits for the device.
 
     The negatives of a query exclude its own text and all of its positives, in any row. Queries with the same positives
     share an id. Queries that share only some positives must not share an id. For example, with the pairs (q1, A), (q1,
@@ -182,8 +183,8 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     and with padding on either side.
 
     Each token and its position are hashed to 64 bits with the finalizer of splitmix64, and the id of a text is the sum
-    of its hashes. This runs on the device of the tokens. Two distinct texts have the same id with a probability of
-    2^-64.
+    of its hashes. The ids are computed on the device of the tokens. Two distinct texts have the same id with a
+    probability of 2^-64.
     """
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features

@@ -128,7 +128,6 @@ class AnglEContrastiveLoss(InfoNCELoss):
         self.cosine_weight: float = convert("cosine_weight", cosine_weight, NonNegativeFloat)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None, **texts: Any) -> Tensor:
-        """Return the scalar loss from the (B, D) embeddings of 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
             raise ValueError(f"AnglEContrastiveLoss needs 3 columns, or 4 with neutral texts, got {len(embeddings)}")
         loss = super().compute_loss_from_embeddings(embeddings, labels, **texts)

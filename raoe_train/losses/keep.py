@@ -14,10 +14,10 @@ from raoe_train.data.columns import NAMES
 
 class Keep:
     """Regularizer for any loss: the mean of 1 - cos(embedding, embedding before training) over the distinct texts of a
-    batch. With several processes, each process takes the mean over its own batch.
+    batch. With several processes, each process averages over its own batch.
 
-    It is the less-forget constraint of Hou and others (2019, equation 6), with the encoder before training as the old
-    model. Results: docs/adapt.md.
+    The regularizer is the less-forget constraint of Hou and others (2019, equation 6), with the encoder before training
+    as the old model. Results: docs/adapt.md.
 
     Args:
         model: the encoder before training, which is copied and frozen. The copy encodes every batch without dropout, so
@@ -30,7 +30,7 @@ class Keep:
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """Return the weighted regularizer, a scalar, from the embeddings (texts, D) now and before training."""
+        """Return the regularizer times its weight, from the current embeddings [texts, D] and those before training."""
         # in bfloat16, rounding errors of cosines near 1 are as large as the changes that training makes
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)
@@ -40,7 +40,8 @@ class Keep:
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     """Return the regularizer's weight `keep` as a number. The value "auto" means 0.3 for queries and passages, and for
     scores with only two values, such as two classes. Otherwise, "auto" means 0. For scores with more values, averaging
-    the weights before and after training works as well on other texts, and better on the target data (docs/adapt.md).
+    the encoder's weights before and after training works as well as the regularizer on other texts, and better on the
+    target data (docs/adapt.md).
     """
     if keep != "auto":
         return keep

@@ -31,7 +31,7 @@ class AutoLoss(Loss):
 
 
 class TripletLoss(Loss, losses.TripletLoss):
-    """Mean of max(0, distance to the positive - distance to the negative + margin).
+    """Triplet loss: the mean of max(0, distance to the positive - distance to the negative + margin).
 
     Args:
         margin: how much farther from the anchor the negative must be than the positive
@@ -62,11 +62,11 @@ class _Siamese(Loss):
 
 
 class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
-    """Half the mean, over all pairs, of distance² (similar pairs) or max(0, margin - distance)² (dissimilar pairs)."""
+    """Contrastive loss: half the mean of distance² (similar pairs) or max(0, margin - distance)² (dissimilar pairs)."""
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """Sum, over only the hard pairs of a batch, of the squared terms of ContrastiveLoss."""
+    """The sum of the squared terms of ContrastiveLoss over only the hard pairs of a batch."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):

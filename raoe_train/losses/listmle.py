@@ -20,7 +20,7 @@ class ListMLELoss(CachedLoss):
 
     A list of n sentences gives n rows of cosines. Row j contains the model's cosines of sentence x_j with *every*
     sentence of the list, including x_j itself, as in the ranking-sentences paper (Eq. 8 and 9) and its code. The target
-    of row j is row j of the teacher's symmetric matrix refine_similarity(phi, omega). Without a teacher ("ranking
+    of row j is row j of the symmetric matrix refine_similarity(teacher's cosines, omega). Without a teacher ("ranking
     only"), the target of x_k in row j is -|k - j|, so sentences nearer to x_j in the list rank first (Eq. 5).
 
     The loss is the mean over all rows of the batch. The weight of a list is therefore its number of sentences, as in
@@ -54,8 +54,8 @@ class ListMLELoss(CachedLoss):
         return {"labels": labels}
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """Return the scalar loss from one column of (N, D) embeddings. Raise ValueError for several columns or labels
-        without "lengths"."""
+        """Return the scalar loss from one column of (N, D) embeddings. Raise ValueError for several columns, or if the
+        labels lack "lengths"."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             got = f"{len(embeddings)} columns and {type(labels).__name__} labels"
             raise ValueError(f"ListMLELoss needs one column and the labels of raoe_train.ListCollator; got {got}")

@@ -16,8 +16,8 @@ Gate = Literal["label+score", "score", "label"]
 
 
 class RankMarginLoss(OneSweep, PairLoss):
-    """RAOE's rank objective (Eq. 2): train the cosines of two pairs to have the same order as their scores, if their
-    scores differ by more than `margin` ranks.
+    """RAOE's rank objective (Eq. 2): train the cosines of two pairs to have the same order as their scores, if the
+    ranks of their scores differ by more than `margin`.
 
     Args:
         model, scale, **cached: arguments of OneSweep.
@@ -78,7 +78,7 @@ class GatedAngularLoss(OneSweep, _Gated):
 
 
 class RAOELoss(RankMarginLoss, _Gated):
-    """RAOE (Eq. 1): ``rank_weight`` x RankMarginLoss + ``angle_weight`` x GatedAngularLoss.
+    """RAOE's objective (Eq. 1), the sum ``rank_weight`` x RankMarginLoss + ``angle_weight`` x GatedAngularLoss.
 
     ``forward`` returns both weighted parts as ``{"rank": …, "angle": …}``. The trainer adds up the parts and logs each
     of them. In your own loop, write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the

@@ -51,7 +51,6 @@ class SigmoidLoss(InBatchLoss):
 
     @property
     def current_scale(self) -> float:
-        """Return the current scale as a number."""
         return float(self._clamp_scale().detach().exp()) if self.learn_scale else self.scale
 
     def _clamp_scale(self) -> Tensor:

@@ -41,8 +41,8 @@ def check_training(training: Training, has_dev: bool) -> None:
 
 
 def trainer_arguments(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
-    """Return keyword arguments for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for all
-    others. Raise ValueError for settings that SentenceTransformerTrainingArguments rejects."""
+    """Return keyword arguments for SentenceTransformerTrainingArguments: the recipe's settings, and defaults for
+    settings that the recipe omits. Raise ValueError for settings that SentenceTransformerTrainingArguments rejects."""
     recipe = {name: value for name, value in to_dict(training).items() if name not in RAOE_KEYS and value is not None}
     if (ratio := recipe.pop("warmup_ratio", None)) is not None:
         recipe["warmup_steps"] = ratio  # transformers 5 reads numbers below 1 as a share
@@ -83,7 +83,7 @@ def trainer_arguments(training: Training, output: Path, *, device: str | None, h
 
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Raise ValueError for values that SentenceTransformerTrainingArguments rejects, and for trackers that are not
-    installed. Under torchrun, this also starts the process group, which is needed before there is a trainer."""
+    installed. Under torchrun, this also starts the process group, which is needed before the trainer exists."""
     rate = 1.0 if arguments["learning_rate"] == "auto" else arguments["learning_rate"]
     try:
         args = SentenceTransformerTrainingArguments(**{**arguments, "learning_rate": rate})
@@ -95,8 +95,8 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, datasets: Any) -> dict[str, Any]:
-    """Return the arguments, with "bf16" and the learning rate set for an encoder. Raise ValueError for float16 weights
-    on a CPU with training.bf16 true, because torch's layer norm cannot mix these two dtypes on a CPU."""
+    """Return the arguments, with "bf16" and the learning rate chosen for an encoder. Raise ValueError for float16
+    weights on a CPU with training.bf16 true, because torch's layer norm cannot mix these two dtypes on a CPU."""
     use_cpu, bf16 = arguments["use_cpu"], arguments["bf16"]
     if use_cpu and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
         if training.bf16 is True:
@@ -118,8 +118,8 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
-    """Return whether the device has hardware for bfloat16 products: tensor cores of a GPU, or AVX512-BF16 or AMX of a
-    CPU. Other devices emulate bfloat16 in float32, which is slower. Return False if torch is too old to report this."""
+    """Return whether the device has hardware for bfloat16 products: a GPU's tensor cores, or a CPU's AVX512-BF16 or
+    AMX. Other devices emulate bfloat16 in float32, which is slower. Return False if torch is too old to report this."""
     if not use_cpu:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()

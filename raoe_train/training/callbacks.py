@@ -41,7 +41,7 @@ class Meter(TrainerCallback):
 
     Log entries that later callbacks receive also contain the speed of all processes since the last entry, as
     "pairs_per_second" or, for batches that are not pairs, "rows_per_second". These entries also contain the loss's
-    "scale" or, with several datasets, "scale_NAME". The trainer's own log history does not change.
+    "scale" or, with several datasets, "scale_NAME". The trainer's own log history is not changed.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -103,8 +103,8 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """Return {"train_seconds", "train_steps", "train_rows": numbers of steps and rows in these seconds,
-        "peak_memory_mb"}."""
+        """Return {"train_seconds", "train_steps", "train_rows"} since the last start or resume, and
+        "peak_memory_mb"."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,
@@ -211,9 +211,9 @@ class Interruption(TrainerCallback):
 
 
 class FiniteCheck(TrainerCallback):
-    """Raises FloatingPointError if the loss is not finite, and before weights that are not finite are saved or
-    evaluated. A finite loss can have a gradient that is not finite. Without a check of the weights, the error would
-    then name the next step. The trainer calls `start` before each step and `read` after it.
+    """Raises FloatingPointError for a loss or for weights that are not finite, before the weights are saved or
+    evaluated. A finite loss can have a gradient that is not finite. Without the check of the weights, the error would
+    then name the next step instead. The trainer calls `start` before each step and `read` after it.
 
     This callback also clears the gradients of the loss's own parameters, because sentence-transformers before version
     6.2 does not clear them.
@@ -231,7 +231,7 @@ class FiniteCheck(TrainerCallback):
         self._read_late(IN_FLIGHT)
 
     def read(self, loss: Tensor) -> None:
-        """Check the loss of the step, at once or (on CUDA) when a later step starts. (transformers would continue.)"""
+        """Check the loss of the step, at once or (on CUDA) when a later step starts."""
         step = self.trainer.state.global_step + 1
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
@@ -268,8 +268,7 @@ def has_finite_weights(model: Any) -> bool:
 
 
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """Return the error for a step whose loss or weights are not finite, which shows rows of the batch and gives
-    advice."""
+    """Return the error for a step whose loss or weights are not finite. It shows rows of the batch and gives advice."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     if "plan" in batch:
         texts = texts_of(batch["plan"].runs)

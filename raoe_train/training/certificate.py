@@ -82,10 +82,10 @@ def choose(
 ) -> dict[str, Any]:
     """Choose the weights to save, and print a table of the candidates. The function `put` then loads these weights.
 
-    The candidates are the start, the weights of each entry of `tried`, and share x weights + (1 - share) x start for
-    each share in evaluation.mixtures. The function `winner` chooses. With folds, the weights are the mean of the folds'
-    checkpoints, but each checkpoint is evaluated on the dev set that it was not trained on. The dev scores are
-    therefore evidence about such training runs, not about the mean itself (docs/adapt/proof.md compares both).
+    The candidates are the start, the weights of each entry of `tried` and, for each share in evaluation.mixtures, the
+    mixture share x weights + (1 - share) x start. The function `winner` chooses. With folds, the weights are the mean
+    of the folds' checkpoints, but each checkpoint is evaluated on the dev set that it was not trained on. The dev
+    scores are therefore evidence about such training runs, not about the mean (docs/adapt/proof.md compares both).
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "rejected": in this case, the
@@ -179,7 +179,7 @@ def _evaluate(
 
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Add "change", "low", "high" and "p" to the rows of candidates, from bootstrap samples of their changes. The
+    """Add "change", "low", "high" and "p" to each candidate's row, computed from bootstrap samples of its change. The
     p-values are corrected for the number of candidates with the max-t method of Westfall and Young (1993), section 2.5.
 
     For each candidate with a gain, return the factor by which the number of examples would have to grow to make this
@@ -231,8 +231,7 @@ def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
-    """Return the difference in the main metric x 100, `second` minus `first`, for each bootstrap sample,
-    [resamples]."""
+    """Return the main metric x 100 of `second` minus that of `first` for each bootstrap sample, [resamples]."""
     if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
         raise ValueError("the two results are for different examples: evaluate both encoders on the same data")
     if first.gold is None:

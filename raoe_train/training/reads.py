@@ -24,8 +24,8 @@ def table_of(source: str, data: Data, make: Callable[..., Table], *unread: str, 
 
 
 def scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read the columns sentence1, sentence2, score and, if `with_label`, label. If the prompt has a
-    {condition}, read the source as a C-STS file."""
+    """Read the columns sentence1, sentence2, score and, if `with_label`, label. If the prompt contains {condition},
+    read the source as a C-STS file."""
     if is_conditional(prompt):
         if with_label:
             raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or set loss.gate to score")
@@ -48,8 +48,8 @@ def ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) 
 
 
 def cosines(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs whose scores are targets for cosines. Scores are mapped from data.score_scale to 0 … 1. Scores
-    on a scale that starts below 0 and lies within -1 … 1 (the default) are not changed."""
+    """Read scored pairs whose scores are targets for cosines. Map scores from data.score_scale to the range 0 … 1.
+    Scores on a scale that starts below 0 and lies within -1 … 1 (the default) are not changed."""
     dataset, counts = scored_pairs(source, data, prompt, with_label)
     scores = dataset["score"][:]
     lowest, highest = data.score_scale or (-1, 1)
@@ -79,7 +79,7 @@ def triplets(source: str, data: Data, prompt: str | None, with_label: bool) -> T
 
 def one_negative(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     if data.neutral:
-        raise ValueError("TripletLoss uses no neutral texts: use data.neutral with InfoNCELoss or AnglEContrastiveLoss")
+        raise ValueError("TripletLoss cannot use data.neutral: remove it, or use InfoNCELoss or AnglEContrastiveLoss")
     return triplets(source, data, prompt, with_label)
 
 

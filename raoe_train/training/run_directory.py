@@ -47,8 +47,7 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints (those with trainer_state.json, which is written last), sorted by
-    step."""
+    """Return the complete checkpoints (those with trainer_state.json, which is written last), sorted by step."""
     paths = map(Path, sort_checkpoints(str(folder)))  # includes copies, such as checkpoint-12-old
     numbered = (path for path in paths if path.name.rpartition("-")[2].isdecimal())
     return [path for path in numbered if (path / TRAINER_STATE_NAME).exists()]

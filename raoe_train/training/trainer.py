@@ -39,16 +39,15 @@ READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction
 class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for losses of raoe_train and sentence-transformers: one loss, or one per dataset.
 
-    This trainer differs from its base class in these points. The loss determines the collator. Losses of raoe find
-    their columns by name, in any order. If `args` sets no prompts, texts get the encoder's default prompt or, if the
-    first column contains queries (such as anchor or question), its query and document prompts. Batches are encoded by
-    length (raoe_train.losses.ByLength). A NaN or infinite loss stops training with an error that shows the rows of the
-    batch. Checkpoints include the loss's own parameters (a learned scale, a classifier), which stay equal in all
-    processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of a step come from
-    one dataset. Evaluation uses all rows. The log is printed as lines, and trackers also get the speed and the scale of
-    the loss. With fsdp=True, `trainer.model` is a new encoder with all weights after training, and the encoder that was
-    passed stays sharded. If a subclass overrides compute_loss, this method gets tokenized columns, and
-    super().compute_loss plans the batches.
+    This trainer differs from its base class as follows. The loss determines the collator. Losses of raoe find their
+    columns by name, in any order. If `args` sets no prompts, texts get the encoder's default prompt or, if the first
+    column contains queries (such as anchor or question), its query and document prompts. Batches are encoded by length
+    (raoe_train.losses.ByLength). Checkpoints include the loss's own parameters (a learned scale, a classifier), which
+    stay equal in all processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of
+    a step come from one dataset. Evaluation uses all rows. Log entries are printed as plain lines, and experiment
+    trackers also get the speed and the scale of the loss. After training with fsdp=True, `trainer.model` is a new
+    encoder with all weights, and the encoder that was passed to the trainer stays sharded. If a subclass overrides
+    compute_loss, this method gets tokenized columns, and super().compute_loss plans the batches.
 
     Args:
         model: the encoder.
@@ -63,7 +62,7 @@ class Trainer(SentenceTransformerTrainer):
         by_length: False pads every batch to its longest text, as sentence-transformers does.
         packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels. Encoders
             that do not support packing get padded groups (docs/by-length.md). "auto" packs on CUDA with Triton.
-        keep: weight of the regularizer that keeps embeddings close to those before training (`losses.by_length.Keep`).
+        keep: weight of the regularizer that keeps embeddings close to those before training (`losses.keep.Keep`).
             "auto" is 0.3 for queries and passages, and if the scores have only two values; else 0.
         pretokenize: tokenize all training texts before the first step, instead of a batch's texts in each step. "auto"
             does this for data of up to 256 MiB if the run reads all of them; streams are not tokenized in advance.
@@ -75,7 +74,8 @@ class Trainer(SentenceTransformerTrainer):
 
     Raises:
         ValueError: losses that need different collators, a keep below 0, or keep with a loss that does not support it.
-        FloatingPointError (of `train`): the loss, or the weights after a step, are not finite.
+        FloatingPointError (of `train`): the loss, or the weights after a step, are not finite. The message shows rows
+            of the batch.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Trainer(SentenceTransformerTrainer):
         self.args.logging_nan_inf_filter = False
         self.keep = weight_for(self.train_dataset, keep)
         if (self.keep or packed is True) and not by_length:
-            raise ValueError(f"{'keep' if self.keep else 'packed'} needs batches by length: remove by_length=False")
+            raise ValueError(f"{'keep' if self.keep else 'packed'} requires by_length=True: remove by_length=False")
         overridden = [name for name in READ_BATCHES if getattr(type(self), name) is not getattr(Trainer, name)]
         if self.keep and overridden:
             raise ValueError(f"{type(self).__name__} overrides {overridden[0]}, so keep would have no effect")
@@ -149,7 +149,7 @@ class Trainer(SentenceTransformerTrainer):
             training_data.check_prompts(self.args.prompts, self.train_dataset, self.eval_dataset)
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
-        """Create the loss if it is a function of the model. Average the loss's own gradients over processes."""
+        """Create the loss if it is a function of the model. Average its own parameters' gradients over processes."""
         if isinstance(loss, str):
             raise ValueError(f"loss must be a loss object, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
@@ -163,7 +163,7 @@ class Trainer(SentenceTransformerTrainer):
             for parameter in own:
                 if parameter.requires_grad and id(parameter) not in encoder:
                     if self.is_fsdp_enabled:
-                        raise ValueError(f"{type(loss).__name__} trains weights of its own, which fsdp cannot shard")
+                        raise ValueError(f"fsdp cannot shard {type(loss).__name__}'s trainable parameters: remove fsdp")
                     torch.distributed.broadcast(parameter.detach(), 0)
                     parameter.register_post_accumulate_grad_hook(_average_gradient)
         return loss
@@ -178,7 +178,6 @@ class Trainer(SentenceTransformerTrainer):
         return self.wrapped[self.loss]
 
     def wrap_loss(self, inner: Any) -> Any:
-        """Return ByLength around a loss, or the loss itself if ByLength cannot wrap it."""
         problem = misfit(inner) if self.by_length else None
         if self.by_length and not problem:
             regularizer = Keep(self.model, self.keep) if self.keep else None
@@ -194,7 +193,7 @@ class Trainer(SentenceTransformerTrainer):
             loss.tensor_cores = bool(self.args.bf16 or self.args.fp16 or self.args.tf32)
             return loss
         if self.keep:
-            raise ValueError(f"keep needs batches by length, but {problem}")
+            raise ValueError(f"keep cannot be used, because {problem}")
         if self.by_length:
             logger.warning("batches stay padded: %s", problem)
         return inner
@@ -216,7 +215,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def _in_order(self, data: Any, name: str | None) -> Any:
         """Return a dataset, or {name: dataset}, in the form that its loss requires. Losses of raoe find columns by
-        name, all other losses by position. For losses of NLI classes, labels get raoe's numbers."""
+        name, all other losses by position. For losses of NLI classes, labels become raoe's class numbers."""
         if isinstance(data, Mapping):
             # copies, because sentence-transformers sets transforms on them in place
             return DatasetDict({key: copy.copy(self._in_order(each, key)) for key, each in data.items()})
@@ -305,7 +304,6 @@ class Trainer(SentenceTransformerTrainer):
         return loader
 
     def _inner(self) -> Iterator[tuple[str, Any]]:
-        """Yield (dataset name, innermost loss)."""
         names = self.train_dataset if isinstance(self.train_dataset, Mapping) else ("train",)
         by_name = self.loss if isinstance(self.loss, Mapping) else dict.fromkeys(names, self.loss)
         yield from ((name, innermost(loss)) for name, loss in by_name.items())

@@ -85,13 +85,13 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
 
 
 def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
-    """Add the training targets to a dataset of lists of sentences. For a list of n sentences, the column `label` has
-    the n x n matrix of targets, flattened row by row.
+    """Add the training targets to a dataset of lists of sentences. For a list of n sentences, the column `label`
+    contains the n x n matrix of targets, flattened row by row.
 
     `teacher.information` selects the targets. With "both", the targets are the teacher's cosines, refined by
-    `teacher.omega`; with "semantic", the unrefined cosines. With "ranking", no column is added and no teacher is
-    needed, because the loss uses the order of each list. The cosines are cached in the folder `cache`. In Table 3 of
-    the ranking-sentences paper, "ranking" is the variant (d), and "semantic" is the variant (e).
+    `teacher.omega`. With "semantic", they are the unrefined cosines. With "ranking", no column is added and no teacher
+    is needed, because the loss uses the order of each list. The cosines are cached in the folder `cache`. In Table 3 of
+    the ranking-sentences paper, "ranking" is variant (d), and "semantic" is variant (e).
     """
     lists = [list(sentences) for sentences in dataset["sentences"]]
     columns: dict[str, Any] = {"sentences": lists}
@@ -129,10 +129,10 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
     datasets, {name: dev task}, folds), and print a warning if dev pairs also occur in the training data. If the loss
     reads rows, a dev set without scores is a retrieval task. All other dev sets consist of scored pairs.
 
-    With a certificate and data.dev_share auto, a first dataset with fewer than FEW rows is divided into FOLDS dev sets.
-    The dataset is not divided if training.patience is set, or if a dev set would have fewer than ROWS_OF_FOLD rows. For
-    each of the FOLDS dev sets, `folds` contains the training datasets without this dev set. Otherwise, `folds` is
-    empty."""
+    With a certificate and data.dev_share auto, a small first dataset (fewer than FEW rows) is divided into FOLDS dev
+    sets. The dataset is not divided if training.patience is set, or if a dev set would have fewer than ROWS_OF_FOLD
+    rows. For each of the FOLDS dev sets, `folds` contains the training datasets without this dev set. Otherwise,
+    `folds` is empty."""
     data, prompt, seed = config.data, config.model.prompt, config.training.seed
     may_have_rows = config.loss.chosen.reads in RANKING and not is_conditional(prompt)
     certified, tasks, folds = config.evaluation.certificate, dict[str, Task](), list[Any]()
@@ -187,8 +187,8 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
     """Hold out a `share` of the first dataset as a dev set. Return [(datasets without these rows, dev set)]. The share
     "auto" holds out a tenth or DEV_ROWS rows, whichever is more, but at most three tenths.
 
-    With several folds, divide the first dataset into that many dev sets of about equal size, and return a pair for each
-    of them. If the dataset cannot be divided, hold out a `share` instead.
+    With several folds, divide the first dataset into that many dev sets of about equal size, and return one such pair
+    per dev set. If the dataset cannot be divided, hold out a `share` instead.
 
     All rows with the same first text stay together. The dev set and the remaining rows each have at least two distinct
     scores or, without scores, two distinct first texts. Raise ValueError if no such split exists, for labels without
@@ -197,7 +197,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
     if first not in dataset.column_names or (counted == first and "label" in dataset.column_names):
-        raise ValueError("data.dev_share needs scores or positives: remove it, or name a dev set with --data.dev")
+        raise ValueError("data.dev_share needs a column of scores or positives: remove it, or set data.dev instead")
     rows = len(dataset)
     if rows < FEWEST:
         raise ValueError(f"{name} has only {rows} rows: data.dev_share needs at least {FEWEST}; set data.dev instead")
@@ -216,12 +216,13 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
         if folds > 1:
             return hold_out(datasets, share, seed)
         raise ValueError(
-            f"{name} has too few distinct first texts or scores for data.dev_share: name a dev set with --data.dev"
+            f"{name} cannot be split with data.dev_share: the dev set and the training rows each need at least 2 "
+            f"distinct values of {counted}, and rows with the same {first} stay together. Set data.dev instead"
         )
     if folds > 1:
         print(f"{name}: {rows} rows are divided into {folds} folds, each of which is held out once")
     else:
-        print(f"{name}: {len(parts[0])} of {rows} rows are held out for development")
+        print(f"{name}: {len(parts[0])} of {rows} rows are held out as a dev set")
     result = []
     for held, train_rows in zip(parts, rest, strict=True):
         train = dataset.select(train_rows)
@@ -299,7 +300,7 @@ def to_pretokenize(wanted: bool | Literal["auto"], loader: Any, args: Any) -> li
 
 
 def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
-    """For a loss with in-batch negatives, print the number of negatives of a row. Raise ValueError for rows without
+    """For a loss with in-batch negatives, print how many negatives each row has. Raise ValueError for rows without
     negatives, and for columns that the loss does not use."""
     columns = columns_in_order(data)
     if ignored := {*columns} & {"label", "score"}:
@@ -313,9 +314,9 @@ def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
         raise ValueError(f"{name}: {type(loss).__name__} {needs}; got {', '.join(columns)}")
     if rows < 2 and own < 1:
         raise ValueError(f"{name}: a batch of one row has no negatives: use larger batches")
-    more = f", up to {own} of its own ({', '.join(columns[2:])})" if own else ""
+    more = f", up to {own} from its own row ({', '.join(columns[2:])})" if own else ""
     more += f" and {own * (rows - 1)} negatives of other rows" if own else ""
-    print(f"{name}: negatives of a row: {rows - 1} positives of other rows{more}")
+    print(f"{name}: negatives for each anchor: {rows - 1} positives of other rows{more}")
     if args.gradient_accumulation_steps > 1:
         print("  gradient accumulation adds no negatives; loss.mini_batch_size allows larger batches")
 
@@ -327,7 +328,7 @@ def check_prompts(prompts: Any, *data: Any) -> None:
     known = names | {name for table in tables if table is not None for name in columns_in_order(table)}
     mappings = [each for each in (prompts, *prompts.values()) if isinstance(each, Mapping)] if known else []
     if unknown := sorted({name for each in mappings for name in each} - known):
-        listed = ", ".join(sorted(known))
+        listed = f"known: {', '.join(sorted(known))}"
         logger.warning("prompts: %r is not a column or dataset (%s), so its prompt is not used", unknown[0], listed)
 
 

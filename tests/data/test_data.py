@@ -55,7 +55,7 @@ def test_split(tmp_path):
         read_pairs(ragged + "#train")
     assert pair_table(ragged + "#dev", on_error="skip")[1] == {"read": 2, "kept": 1, "dropped": {"malformed row": 1}}
     nosplit = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
-    with pytest.raises(ValueError, match="no column 'split', which #train needs"):
+    with pytest.raises(ValueError, match="no column 'split', by which #train selects rows"):
         read_pairs(nosplit + "#train")
     mapped = write(tmp_path / "c.tsv", "sentence1\tsentence2\tfold\na\tb\tx\nc\td\ty\n")
     assert read_pairs(mapped + "#y", columns={"split": "fold"})["sentence1"] == ["c"]
@@ -137,7 +137,7 @@ def test_labels_replace_missing_scores(tmp_path):
     assert read_pairs(labelled("far", "near", "same"), **options)["score"] == pytest.approx([0, 2 / 3, 1])
     assert read_pairs(labelled("1", "0"), labels={"1": 0, "0": 1}, require=("score",))["score"] == [1, 0]
     for number in ("1", 1, 1.0, "1.0"):  # of a paraphrase, or of a neutral pair
-        with pytest.raises(ValueError, match=r"line 1: label is 1.*, and there is no score. If the numbers are scores"):
+        with pytest.raises(ValueError, match=r"line 1: label is 1.*, and there is no column of scores. If"):
             read_pairs(labelled(number), require=("score",))
     assert read_pairs(labelled("1", "0"), columns={"score": "label"}, require=("score",))["score"] == [1, 0]
     with pytest.raises(ValueError, match="no column for score"):
@@ -189,7 +189,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n[1]\n', "line 2: a JSON list"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a string"),
-        ("a.jsonl", '{"sentence1": "a", "score": 1, "score": 2}\n', "line 1: .*duplicate key: .* sentence1, score"),
+        ("a.jsonl", '{"sentence1": "a", "score": 1, "score": 2}\n', "line 1: .*only once .*, score, score"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', "line 1: invalid Unicode .lone surrogate"),
         ("a.tsv", b"sentence1\tsentence2\na\tb\n\xff\tb\n", "line 3: not UTF-8"),
         ("a.tsv", "sentence1\tsentence1\na\tb\n", "line 1: the header has a duplicate column name"),

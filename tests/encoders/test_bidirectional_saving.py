@@ -126,7 +126,7 @@ def test_check_detects_dependence_on_padding(saved, capsys):
         patch.setattr(modeling, "create_bidirectional_mask", lambda *_, **__: None)
         result = run("check", **{"model.name": str(folder / "full")})
     assert any(name.startswith("padding") for name in result["failed"])
-    assert f"failed: {', '.join(result['failed'])}" in capsys.readouterr().out
+    assert f"failed checks: {', '.join(result['failed'])}" in capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:  # the layer is causal again
 
         def causal(layer, args, kwargs, window):

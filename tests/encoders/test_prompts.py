@@ -162,8 +162,8 @@ def test_template_is_split_into_prefix_and_suffix(template, expected):
     [
         ("query: ", r"must contain \{text\}.*exactly once; it occurs 0 times"),
         ("{text} and {{text}} and {text}", r"occurs 2 times"),
-        ("Given {condition}, {text} in {}", r"\{condition\} is not allowed: the only field is \{text\}"),
-        ("{text:>9}", r"\{text\} is not allowed"),
+        ("Given {condition}, {text} in {}", r"the field 'condition' must be \{text\}, without a conversion"),
+        ("{text:>9}", r"the field 'text' must be \{text\}, without a conversion"),
         ("{text", r"write \{\{ or \}\} for a literal brace"),
     ],
 )

@@ -303,5 +303,5 @@ def test_nan_scores_are_an_error(sampling):
     with torch.no_grad():
         model.model.embed_tokens.weight[40] = torch.nan
     for request in (Request([3, 40], None, 1, 5), Request([3, 40], [3], 1.5, 5), Request([3], [3, 40], 1.5, 5)):
-        with pytest.raises(ValueError, match="scores for the next token are NaN"):
+        with pytest.raises(ValueError, match="scores for the next token contain NaN"):
             decoder.answers([request])

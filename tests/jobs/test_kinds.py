@@ -244,7 +244,7 @@ def test_every_job_reads_a_static_model(tmp_path, texts):
     static = SentenceTransformer(modules=[module], device="cpu")
     static.save_pretrained(str(tmp_path / "static"))
     assert rt.check(model={"name": str(tmp_path / "static"), "device": "cpu"})["failed"] == []
-    with pytest.raises(ValueError, match=r"model\.prompt has no effect: export copies the encoder as it was saved"):
+    with pytest.raises(ValueError, match=r"model\.prompt has no effect: export copies the encoder as saved"):
         rt.export(model={"name": str(tmp_path / "static"), "prompt": "q: {text}"}, output=str(tmp_path / "out"))
     rt.export(model={"name": str(tmp_path / "static")}, output=str(tmp_path / "out"))
     models = [SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("static", "out")]

@@ -45,7 +45,7 @@ WRONG = [
     (lambda: raoe_loss(C, S, L, rank_weight=float("inf")), ValueError, "rank_weight must be a finite number"),
     (lambda: raoe_loss(C, S, L, angle_weight=torch.ones(())), TypeError, "angle_weight must be a Python number"),
     (lambda: raoe_loss(C, None, L, gate="label"), TypeError, "scores must be a tensor, got None"),
-    (lambda: raoe_loss(C.to("meta"), S, L), ValueError, "scores must have .* and the device of similarity .meta"),
+    (lambda: raoe_loss(C.to("meta"), S, L), ValueError, "scores must have .* and be on similarity's device .meta"),
     (lambda: pairwise_cosine(C, C), ValueError, r"a must have 2 dimensions.*\(4,\)"),
     (lambda: pairwise_cosine(C[None], C[None, :2]), ValueError, "a and b must have the same shape"),
     (lambda: pairwise_cosine(C[None], C[None].double()), ValueError, "same shape, dtype and device"),

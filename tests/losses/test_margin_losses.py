@@ -93,6 +93,6 @@ def test_labels_that_are_not_0_or_1(tmp_path, encoder):
         run("train", None, **settings, output=str(tmp_path / "out"))
     with pytest.raises(ValueError, match=r"labels must be 1 .similar. or 0 .not., got 2"):
         run("train", None, **settings, output=str(tmp_path / "other"), **{"data.labels": {"1": 1, "2": 2}})
-    with pytest.raises(ValueError, match="TripletLoss uses no neutral texts"):
+    with pytest.raises(ValueError, match="TripletLoss cannot use"):
         settings = {**settings, "loss": "TripletLoss", "data.neutral": True}
         run("train", None, **settings, output=str(tmp_path / "third"))

@@ -58,7 +58,7 @@ def test_one_width_less_than_all():
 @pytest.mark.parametrize(
     ("loss", "settings", "message"),
     [
-        ("CoSENT", {"matryoshka_dims": [4, 4]}, r"must be distinct numbers from 1.*16 dimensions, got \[4, 4\]"),
+        ("CoSENT", {"matryoshka_dims": [4, 4]}, r"must be distinct positive numbers .*16 dimensions, got \[4, 4\]"),
         ("CoSENT", {"matryoshka_dims": [16, 17]}, r"up to the model's 16 dimensions, got \[16, 17\]"),
         ("CoSENT", {"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
         ("Pearson", {"matryoshka_dims": "wide"}, "matryoshka_dims must be a list, each an integer, got 'wide'"),

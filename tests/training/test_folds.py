@@ -57,7 +57,7 @@ def test_without_enough_scores_a_share_is_held_out(capsys):
     columns = {"sentence1": [*map(str, range(40))], "sentence2": ["b"] * 40, "score": [float(r < 4) for r in range(40)]}
     [(rest, held)] = hold_out({"mine": Dataset.from_dict(columns)}, "auto", 0, FOLDS)
     assert len(rest["mine"]) + len(held) == 40 and {*held["score"]} == {*rest["mine"]["score"]} == {0, 1}
-    assert capsys.readouterr().out == f"mine: {len(held)} of 40 rows are held out for development\n"
+    assert capsys.readouterr().out == f"mine: {len(held)} of 40 rows are held out as a dev set\n"
 
 
 @pytest.mark.parametrize("rank", [None, 4])
@@ -136,7 +136,7 @@ def test_other_runs_hold_out_a_share(tmp_path, encoder, source, capsys, monkeypa
     metrics = rt.train(
         "adapt", **{**SMALL, "model.name": encoder, "data.train": [source], "output": output, **settings}
     )
-    assert "rows are held out for development" in capsys.readouterr().out and metrics["steps"] == 10
+    assert "rows are held out as a dev set" in capsys.readouterr().out and metrics["steps"] == 10
     assert metrics.get("certificate", {}).get("folds", 1) == 1
 
 

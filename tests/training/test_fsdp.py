@@ -234,7 +234,7 @@ def refused(rank: int, world: int, folder: str, at: str) -> None:
     model = tiny_encoder(double=False)
     in_group(rank, world, at)
     data = Dataset.from_dict(PAIRS | {"label": [row % 3 for row in range(18)]})
-    for prepare, message in ((int, "accelerate ignores it"), (shard_on_cpu, "weights of its own")):
+    for prepare, message in ((int, "accelerate ignores it"), (shard_on_cpu, "trainable parameters")):
         prepare()
         with pytest.raises(ValueError, match=message):
             rt.Trainer(model, arguments(Path(folder), fsdp=True), data, loss=SoftmaxLoss(model))

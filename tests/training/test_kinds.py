@@ -343,7 +343,7 @@ def test_prompts_of_no_column_are_named(tmp_path, caplog, prompts, named):
     model, data = tiny_encoder(double=False), DatasetDict(a=Dataset.from_dict(MANY))
     arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, prompts=prompts)
     rt.Trainer(model, arguments, data, loss=rt.losses.InfoNCELoss(model))
-    assert named in caplog.text and "is not a column or dataset (a, anchor, positive)" in caplog.text
+    assert named in caplog.text and "is not a column or dataset (known: a, anchor, positive)" in caplog.text
     caplog.clear()
     for good in ({"anchor": "q: "}, {"a": {"positive": "d: "}}, "q: "):
         arguments = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, prompts=good)

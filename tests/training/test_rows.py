@@ -52,9 +52,9 @@ def test_each_format_trains_on_the_same_rows(tmp_path, capsys, most):
         output = capsys.readouterr().out
         assert f"{file}: 10 rows\n" in output
         names = ", ".join(["negative", "negative_2"][:most])
-        more = f", up to {most} of its own ({names}) and {3 * most} negatives of other rows" if most else ""
+        more = f", up to {most} from its own row ({names}) and {3 * most} negatives of other rows" if most else ""
         what = f"3 positives of other rows{more}"
-        assert output.count(f"{file.split('.')[0]}: negatives of a row: {what}\n") == 1
+        assert output.count(f"{file.split('.')[0]}: negatives for each anchor: {what}\n") == 1
         assert "accumulation" not in output
         if file == "a.jsonl":
             expected = losses

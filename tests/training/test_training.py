@@ -120,7 +120,7 @@ def test_best_model_is_chosen_on_held_out_pairs(tmp_path, capsys):
     ("changes", "message"),
     [
         ({"data.dev": None, "training.patience": 2}, "training.patience needs a dev set"),
-        ({"data.score_scale": [1, 2, 3]}, "data.score_scale must have 2 numbers"),
+        ({"data.score_scale": [1, 2, 3]}, "data.score_scale must contain 2 numbers"),
         ({"data.train": "nowhere.tsv"}, "no such file"),
         (
             {"training.dataloader_drop_last": True, "training.per_device_train_batch_size": 50},

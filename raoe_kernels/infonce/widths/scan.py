@@ -1,10 +1,11 @@
 """info_nce_loss for several widths, a chunk of rows at a time. All widths share their matrix products.
 
-A segment is the embedding dimensions between two neighbouring widths. The logits of width k are x_k = scale (dot_1 + …
-+ dot_k) / (|a| |b|), where dot_s is the dot product over segment s, and a and b are the prefixes of width k. Segment s
-is in all widths k >= s. Let g_k be the gradient of loss L_k with respect to dot_k. Then the gradient of a's segment s
-is one product with b's segment, (g_s + … + g_K) b. For b's segment, the matrix is transposed. The gradient through the
-norms needs the sums of dL_k/dx_k * x_k over each row and column. So K widths need three products, just like one width.
+A segment consists of the embedding dimensions between two neighbouring widths. The logits of width k are x_k = scale
+(dot_1 + … + dot_k) / (|a| |b|), where dot_s is the dot product over segment s, and a and b are the prefixes of width k.
+Segment s belongs to all widths k >= s. Let g_k be the gradient of loss L_k with respect to dot_k. Then the gradient of
+a's segment s is one product with b's segment, (g_s + … + g_K) b. For the gradient of b's segment, g_s + … + g_K is
+transposed. The gradient through the norms needs the sums of dL_k/dx_k * x_k over each row and column. So K widths need
+three products, just like one width.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def _direction(
     ignore_mask: Callable[[slice], Tensor | None],
     part: slice,
 ) -> Tensor:
-    """Return the sums of the rows' losses, (K,). Multiply the gradients by `weights`, write the gradients of the rows
-    to `row_side`, and add the gradients of the columns to `col_side`."""
+    """Return the sum of the rows' losses for each width (K,). Multiply the gradients by `weights`, write the gradients
+    of the rows to `row_side`, and add the gradients of the columns to `col_side`."""
     anchors, count, like = len(row_side.rows[0]), len(col_side.rows[0]), col_side.rows[0]
     widths = len(col_side.rows)
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
@@ -184,7 +185,8 @@ def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None
 
 
 def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
-    """Return a bool mask (n, N) for the columns `rows`, True for anchors for which `ignore` excludes the column."""
+    """Return a bool mask (n, N), True at [i, j] if `ignore` excludes column rows[i] for anchor j, or None without
+    `ignore`."""
     if problem.anchor_ids is not None and problem.column_ids is not None:
         return equal_ids(problem.column_ids[rows], problem.anchor_ids, back=True)
     return None if problem.ignored is None else problem.ignored[:, rows].T

@@ -208,14 +208,14 @@ class BidirectionalModel(PreTrainedModel):
 
 
 def _within(window: int | None) -> Any:
-    """Return a mask function for a window that reaches as far ahead as the window of the causal layer reaches back."""
+    """Return a mask function for a symmetric window: it extends as far in each direction as the causal window."""
     if window is None:
         return None
     return lambda b, h, q, k: (q - k < window) & (k - q < window)
 
 
 def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
-    """Replace the decoder's mask (a hook of each bidirectional layer)."""
+    """Replace the decoder's causal mask. This function is a hook of each bidirectional layer."""
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: the decoder alone has no bidirectional masks")
     arguments = {key: value for key, value in kwargs.items() if key != "lifted"}
@@ -251,9 +251,10 @@ def merged_adapter(model: Any, name: str, at: dict[str, Any]) -> Any:
 
 
 def set_adapter_weights(model: Any, name: str, at: dict[str, Any]) -> None:
-    """Load the weights of a transformers model's adapter from peft's files, in float32, as in training. `name` is their
-    folder or repository, and `at` its revision and subfolder. In contrast, transformers' load_adapter rounds weights to
-    the base model's dtype, and leaves out DoRA's magnitudes. Raise ValueError for missing or unknown weights."""
+    """Load an adapter's weights from peft's files into a transformers model, in float32, as in training. `name` is the
+    folder or repository of these files, and `at` contains its revision and subfolder. In contrast, transformers'
+    load_adapter rounds weights to the base model's dtype, and leaves out DoRA's magnitudes. Raise ValueError for
+    missing or unknown weights."""
     from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
     for key, parameter in model.named_parameters():
