@@ -29,7 +29,8 @@ def by_data(config: TrainConfig) -> TrainConfig:
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:
             advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
-        raise ValueError(f"{source} has no column score, label or anchor (query); its columns are {names}: {advice}")
+        problem = "no column score or anchor (query), and no label of two sentences"
+        raise ValueError(f"{source} has {problem}; its columns are {names}: {advice}")
     print(f"{source} has {reason}, so the loss is {name}")
     keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}
     return replace(config, loss=Choice(name, keywords)).complete()

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,9 +97,11 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
     columns: dict[str, Any] = {"sentences": lists}
     if teacher.information != "ranking":
         omega = teacher.omega if teacher.information == "both" else 0.0
+        # the encoder alone, so that runs with another omega find the cosines in the cache
+        encoder = FrozenEncoder(**{each.name: getattr(teacher, each.name) for each in fields(FrozenEncoder)})
         columns["label"] = [
             refine_similarity(torch.from_numpy(phi), omega).numpy().ravel()
-            for phi in similarities(lists, teacher, cache)
+            for phi in similarities(lists, encoder, cache)
         ]
     return Dataset.from_dict(columns)
 

@@ -1,16 +1,18 @@
 """Post-training on ranking sentences: the teacher and what is kept of it, ablations, training end to end."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 import raoe_train.training.training_data as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
-from raoe_train.settings import FrozenEncoder
+from raoe_train.settings import FrozenEncoder, Teacher
 from tests.tiny import SENTENCES, load, tiny_encoder, training_data
 from tests.training.small_runs import write_pairs
 
@@ -113,6 +115,17 @@ def test_similarities_are_computed_once(tmp_path, encoders, monkeypatch):
     for lists, encoder in ((CHAINS[:1], teacher), (CHAINS, FrozenEncoder(encoders[0], device="cpu"))):
         with pytest.raises(TypeError):
             teaching.similarities(lists, encoder, tmp_path)
+
+
+def test_the_cache_serves_every_omega(tmp_path, encoders, monkeypatch):
+    lists = Dataset.from_dict({"sentences": CHAINS})
+    teacher = Teacher(encoders[1], device="cpu", omega=0.5)
+    first = teaching.add_targets(lists, teacher, tmp_path)["label"][:]
+    monkeypatch.setattr("raoe_train.encoders.embed.encode_sentences", None)
+    for other in (replace(teacher, omega=0.25), replace(teacher, information="semantic")):
+        assert teaching.add_targets(lists, other, tmp_path)["label"][:] != first
+    with pytest.raises(TypeError):
+        teaching.add_targets(lists, replace(teacher, prompt="x: {text}"), tmp_path)
 
 
 @pytest.fixture(scope="module")
