@@ -64,7 +64,7 @@ def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "posit
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
-        raise ValueError(f"targets must be column indices (one column per row of {of}), but there are no such rows")
+        raise ValueError(f"targets must be indices of the rows of {of}, but there are no rows: pass at least one row")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (x.item() for x in targets.aminmax())
         if low < lowest or high >= columns:

@@ -2,8 +2,8 @@
 logits into weights while the tile is in registers, and writes only the weights (2 bytes each).
 
 A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit) instead of w. The gradients are products of w with the columns k or the anchors a. Instead of w, the
-product or its other factor is divided by s:
+e = exp(logit) instead of w. The gradients are products of w with the columns k or the anchors a. The division by s
+takes place after the product with k, and before the product with a:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
@@ -123,9 +123,9 @@ def info_nce_shares(
     row_place, target_count, has_targets, copies, scale: tl.float64, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write each row's loss to `stats`. With GRADIENT, also write 1 / sum to `shares`, row / (sum x norm) to `scaled`,
-    and the weight at the row's own column to own_weights. `copies` is the number of negatives that repeat the own
-    pair."""
+    """Write each row's loss to `stats`. With GRADIENT, also write 1 / s to `shares` (s is the row's sum of exp(logit)),
+    row / (s x norm of the row) to `scaled`, and the gradient's weight at the row's own column to own_weights. `copies`
+    is the number of negatives that repeat the own pair."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)

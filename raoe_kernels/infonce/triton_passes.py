@@ -152,8 +152,8 @@ def info_nce_weights(
 ):  # fmt: skip
     """Write the losses of a chunk of rows, starting with row `first`, to `stats`. With GRADIENT, also write the
     derivatives with respect to the products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`.
-    The derivative at a row's own column is the largest, so it is written to `own_weights` instead, unrounded. Before
-    computing exp, the kernel subtracts the row's largest logit if SHIFTED, otherwise `limit`.
+    The derivative at a row's positive has the largest magnitude, so it is written to `own_weights`, without rounding.
+    Before computing exp, the kernel subtracts the row's largest logit if SHIFTED, otherwise `limit`.
 
     With `back`, the kernel computes the second direction, whose rows are the anchors' targets and whose columns are the
     anchors. This pass stores each row's log(sum of exp) in `stats` from index 2 x row_count on, and each row's own
@@ -254,9 +254,9 @@ def info_nce_gradients(
 ):  # fmt: skip
     """Compute the gradient of an input row from g, the corresponding row of the product with the weights. First add the
     term of the own pair to g. In this pair, the partner of an anchor is its target. Without targets, the partner of a
-    column is its anchor. Then backpropagate through u = row / norm, which gives g - <g, u> u, and undo the scaling of
-    the rows by powers of two. The first anchor_grads programs process anchors, and all others process columns from
-    first_column on."""
+    column is its anchor. Then backpropagate through u = row / norm, which gives (g - <g, u> u) / norm, and undo the
+    scaling of the rows by powers of two. The first anchor_grads programs process anchors, and all others process
+    columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * IN_UNIT, units * UNIT

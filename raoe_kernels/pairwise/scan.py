@@ -158,10 +158,11 @@ def _sums_by_halves(x: Tensor, y: Tensor, first: Tensor, end: Tensor, order: Ten
     """Return P and Q of _label_sums for any number of labels. `order` is the stable argsort of the labels.
 
     Let the place of a pair be its position in `order`. Since `order` is stable, the pair (i, j) is in the sum exactly
-    if i is before j's run and has a larger place. Places are halved as in a merge sort. At the highest bit in which the
-    places of i and j differ, i is in the right half of a block, and j is in the left half. So at every bit, j reads a
-    sum over the first positions of the right half, and i reads a sum over the last positions of the left half. Halves
-    have equal sizes, so running sums over all halves of a level are one cumulative sum of a matrix.
+    if i is before j's run and has a larger place. Places are divided into blocks and halves as in a merge sort. Let b
+    be the highest bit in which the places of i and j differ. Both places are then in the same block of 2^(b+1) places,
+    i in its right half and j in its left half. So at every bit, j reads a sum over the first positions of the right
+    half, and i reads a sum over the last positions of the left half. Halves have equal sizes, so running sums over all
+    halves of a level are one cumulative sum of a matrix.
     """
     size = len(x)
     levels = (size - 1).bit_length()

@@ -38,7 +38,7 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
         if name not in catalog and name not in PAPERS:
             hint = nearest(name, [*catalog, *PAPERS])
             known = ", ".join([*PAPERS, *catalog])
-            raise ValueError(f"unknown public set {name!r}{hint}; known sets: {known}")
+            raise ValueError(f"unknown data set {name!r}{hint}; known sets: {known}")
         entries.update({each: catalog[each] for each in PAPERS.get(name, (name,))})
     return entries
 

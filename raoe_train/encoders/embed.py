@@ -134,8 +134,8 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str) -> Embed:
 
 
 def embeddings(encoder: Encoder, texts: Sequence[str], role: str) -> np.ndarray:
-    """Encode texts as `embedder` does. Return [n, d] float32. If the directory encoder.cache is set, it stores the
-    embeddings in shards, with one folder for each encoder and list of texts."""
+    """Encode texts as `embedder` does. Return [n, d] float32. If `encoder.cache` is set, the embeddings
+    are stored as shards in this directory, in one folder for each encoder and list of texts."""
     if (folder := getattr(encoder, "cache", None)) is None:
         return embedder(encoder, role, texts)(texts)
     return read_parts(embedding_parts(encoder, texts, role, folder, sync=True))

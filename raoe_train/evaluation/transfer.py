@@ -46,9 +46,10 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     pairs with classes 0 and 1, it also contains "f1" (x100). If the classifier is not scikit-learn's, it also contains
     "classifier" (the settings).
 
-    With the splits train and test, the classifier is trained on train and tested on test. The penalty is selected on
-    the split dev or, if there is none, by cross-validation on train. Without these splits, the accuracy is the mean
-    over folds, and the penalty is selected by cross-validation in the training part of each fold.
+    With the splits train and test, the classifier is trained on the train split and tested on the test split. The
+    strength of the L2 penalty is selected on the dev split or, if there is none, by cross-validation on the train
+    split. Without these splits, the accuracy is the mean over folds, and the strength of the penalty is selected by
+    cross-validation in the training part of each fold.
     """
     texts, second, words, split = data
     # sort as SentEval does, by number of tokens and then by class, because the folds depend on the order

@@ -73,7 +73,8 @@ def prepare_set(config: PublicSet, output: Output) -> dict[str, Any]:
                 part = f"{name}, split {split}," if split else name
                 raise ValueError(
                     f"{part} has {rows[split]} rows in {place}, but the published data has {published} "
-                    f"({entry['page']}): the files are incomplete or of another version; --counts false skips the check"
+                    f"({entry['page']}): the files are incomplete or from another version; to skip this check, pass "
+                    "--counts false"
                 )
 
     counted_rows = count_rows()

@@ -44,7 +44,7 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("--data.train is missing: set it to the training data")
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
         hint = " (or set --teacher.information ranking, which uses only the order of each list)" if lists else ""
-        raise ValueError(f"--teacher.name is missing: set it to the encoder that {name} learns from{hint}")
+        raise ValueError(f"--teacher.name is missing: {name} needs a teacher, so set it to an encoder's name{hint}")
     changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
     if changed and not (loss.asks_teacher or lists):
         raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")

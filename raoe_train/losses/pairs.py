@@ -59,7 +59,7 @@ class PairLoss(CachedLoss):
             ValueError: there are not exactly two columns or not exactly B labels, or a label is NaN.
         """
         if len(embeddings) != 2:
-            raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
+            raise ValueError(f"{type(self).__name__} expects 2 columns of sentences, got {len(embeddings)}")
         targets = self.targets(labels, len(embeddings[0]))
         score, label = send_to_device(targets, embeddings[0].device)
         similarity = self.similarity(embeddings[0], embeddings[1])

@@ -110,9 +110,11 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
     rate = arguments["learning_rate"]
     if rate == "auto":
         size = sum(weight.numel() for weight in encoder.parameters())
-        has_queries = "anchor" in next(iter(datasets.values())).column_names
-        rate = 2e-5 if has_queries else 5e-5 if size > LARGE else 2e-4
-        reason = "queries and passages" if has_queries else f"{size / 1e6:.0f}M parameters"
+        rate, reason = 5e-5 if size > LARGE else 2e-4, f"{size / 1e6:.0f}M parameters"
+        if any("lora_" in name for name, _ in encoder.named_parameters()):
+            rate, reason = 2e-4, "an adapter"
+        elif "anchor" in next(iter(datasets.values())).column_names:
+            rate, reason = 2e-5, "queries and passages"
         print(f"learning rate {rate:g}, for {reason}")
     return {**arguments, "bf16": bf16, "learning_rate": rate}
 

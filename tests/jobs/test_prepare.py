@@ -87,7 +87,7 @@ def test_wrong_row_counts_leave_no_output(copies, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("snly", r"unknown public set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
+        ("snly", r"unknown data set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
         ("mr", "mr is not on a hub: download SentEval's folder"),
         ("headlines", "download Sarcasm_Headlines_Dataset_v2.json from https.* pass --copies DIR"),
         ("snli", r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies"),
