@@ -444,8 +444,8 @@ class Training:
     Args:
         num_train_epochs: number of passes over the training data
         per_device_train_batch_size: rows in a training batch, on each device
-        learning_rate: peak learning rate; auto is 2e-5 for queries and passages, 5e-5 above 50M
-            parameters, else 2e-4
+        learning_rate: peak learning rate; auto is 2e-4 for an adapter, otherwise 2e-5 for queries and
+            passages, 5e-5 above 50M parameters, else 2e-4
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units; by default,

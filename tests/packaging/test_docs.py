@@ -182,9 +182,12 @@ def test_pages_say_what_the_recipes_say(page, pattern, expected):
 def rates_of_adapt() -> dict[str, str]:
     """The learning rates that `auto` takes, read from the source."""
     source = (ROOT / "raoe_train" / "training" / "arguments.py").read_text(encoding="utf-8")
-    rows, large, others = re.findall(r"rate = (\S+) if has_queries else (\S+) if size > LARGE else (\S+)", source)[0]
+    [(large, others)] = re.findall(r"rate, reason = (\S+) if size > LARGE else (\S+),", source)
+    [adapter], [rows] = (
+        re.findall(rf'rate, reason = (\S+), "{each}"', source) for each in ("an adapter", "queries and passages")
+    )
     (limit,) = re.findall(r"^LARGE = (\S+)", source, re.MULTILINE)
-    return {"rows": rows, "large": large, "others": others, "limit": f"{float(limit) / 1e6:.0f}M"}
+    return {"adapter": adapter, "rows": rows, "large": large, "others": others, "limit": f"{float(limit) / 1e6:.0f}M"}
 
 
 def test_pages_say_the_rates_of_adapt():
@@ -192,7 +195,7 @@ def test_pages_say_the_rates_of_adapt():
     said = re.sub(r"\s+", " ", text("docs/adapt.md"))
     assert (
         f"The peak learning rate is {rates['others']}; it is {rates['large']} for encoders of more than "
-        f"{rates['limit']} parameters, and {rates['rows']} for queries and passages."
+        f"{rates['limit']} parameters, and {rates['rows']} for queries and passages. For a LoRA adapter, it is always {rates['adapter']}."
     ) in said
 
 

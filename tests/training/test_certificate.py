@@ -264,10 +264,14 @@ def test_settings_that_contradict_each_other(tmp_path, monkeypatch, changes, mes
 
 
 @pytest.mark.parametrize(
-    ("columns", "loss", "rate"),
-    [(("premise", "hypothesis", "label"), "PearsonLoss", "2e-4"), (("question", "answer"), "InfoNCELoss", "2e-5")],
+    ("columns", "loss", "rate", "reason", "more"),
+    [
+        (("premise", "hypothesis", "label"), "PearsonLoss", "2e-4", "0M parameters", {}),
+        (("question", "answer"), "InfoNCELoss", "2e-5", "queries and passages", {}),
+        (("question", "answer"), "InfoNCELoss", "2e-4", "an adapter", {"model.lora": {"r": 2}}),
+    ],
 )
-def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate):
+def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate, reason, more):
     labels = ["entailment", "neutral", "contradiction", "neutral"] * 10
     lines = ["\t".join(columns)]
     for n, label in enumerate(labels):
@@ -275,9 +279,8 @@ def test_the_data_say_which_loss(tmp_path, capsys, columns, loss, rate):
         lines.append("\t".join(cells[: len(columns)]))
     (tmp_path / "own.tsv").write_text("\n".join(lines) + "\n")
     changes = {"data.train": [str(tmp_path / "own.tsv")], "data.dev": None, "training": {"min_steps": 4}, "loss": None}
-    metrics = run("train", "adapt", **options(tmp_path, **changes, **{"evaluation.guard_budget": None}))
+    metrics = run("train", "adapt", **options(tmp_path, **changes, **{"evaluation.guard_budget": None}, **more))
     output = capsys.readouterr().out
-    reason = "queries and passages" if loss == "InfoNCELoss" else "0M parameters"
     assert f", so the loss is {loss}\n" in output and f"learning rate {float(rate):g}, for {reason}\n" in output
     assert f"class_path: {loss}" in (tmp_path / "out" / "recipe.yaml").read_text()
     assert metrics["certificate"]["metric"] == ("spearman" if loss == "PearsonLoss" else "ndcg@10")
