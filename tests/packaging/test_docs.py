@@ -195,7 +195,8 @@ def test_pages_say_the_rates_of_adapt():
     said = re.sub(r"\s+", " ", text("docs/adapt.md"))
     assert (
         f"The peak learning rate is {rates['others']}; it is {rates['large']} for encoders of more than "
-        f"{rates['limit']} parameters, and {rates['rows']} for queries and passages. For a LoRA adapter, it is always {rates['adapter']}."
+        f"{rates['limit']} parameters, and {rates['rows']} for queries and passages. "
+        f"For a LoRA adapter, it is always {rates['adapter']}."
     ) in said
 
 
