@@ -70,8 +70,9 @@ def register(
         gradients: number of differentiable fields, which are the problem's first fields.
         result: function(problem) that returns zeros of the result's shape and dtype: the result of an empty problem.
         saved: a function like `result` for each tensor that backward reads; by default, one function per gradient.
-        scale: function that replaces `backward` in backends that lack it. In its problem, all tensors are None. Pass
-            None if every backend has a `backward`. Otherwise, compiled calls compute all gradients in forward.
+        scale: function that is called instead of `backward` for backends that lack it. In the problem that it receives,
+            all tensors are None. With such a function, compiled calls compute all gradients in the forward pass. Pass
+            None if every backend has a `backward`.
         is_empty: function that returns True for an empty problem, for which no backend is called.
         name: name of the operator; by default the key of the op.
         forward: name of the backends' forward function, for a backend module that implements several functions.
@@ -106,7 +107,7 @@ def register(
     def differentiate(
         problem: Any, kept: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: Any
     ) -> Gradients:
-        """Run a backend's own `backward`. If it returns None for a needed gradient, return zeros instead."""
+        """Run a backend's own `backward`, and return zeros where it returns None for a gradient that is needed."""
         grads: Gradients = (None,) * gradients
         if any(needs) and not is_empty(problem):
             with without_autocast(problem[0]):

@@ -1,9 +1,9 @@
 """Select the backend of a call, and explain why a backend is unavailable.
 
-A backend can be requested in three ways, in this order of precedence: by the call's argument `backend`, by the
-innermost `use_backend` block, or by the environment variable RAOE_KERNELS_BACKEND, which is read once, in this module.
-If no backend is requested, the call runs on the first available backend in AUTO. If a requested backend cannot run, a
-RuntimeError states why, and no other backend is tried.
+A backend can be requested in three ways. In order of precedence, these are the call's argument `backend`, the innermost
+`use_backend` block, and the environment variable RAOE_KERNELS_BACKEND, which is read only once. If no backend is
+requested, the call runs on the first available backend in AUTO. If a requested backend cannot run, a RuntimeError
+states why, and no other backend is tried.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Backend:
 
 def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
     """Return the backends in an op's folder: "reference" and "scan", which run on every device, and the backends that
-    are passed as keywords ("triton" or "native"). Each keyword's value is the field `missing` of its backend."""
+    are passed as keywords ("triton" or "native"). Each keyword's value is the function `missing` of that backend."""
     files = {"triton": "triton_kernels", "native": "native"}
     plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
     return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
@@ -63,7 +63,8 @@ def backends(package: str, **missing: Callable[[torch.device], str | None]) -> d
 class Op:
     """An op: its name in messages (`key`), its public functions, and its backends by name.
 
-    On CUDA, `by_case` maps a problem for which "auto" would select Triton to the name of the backend that runs it.
+    `by_case` refines "auto" on CUDA: if Triton is the first available backend, by_case(problem) returns the name of the
+    backend that runs the call.
     """
 
     key: str

@@ -61,7 +61,7 @@ def address(x: Tensor | None) -> int:
     try:
         pointer = x.data_ptr()
     except RuntimeError:
-        kinds = "tensors without memory, such as those of is_grads_batched=True or jacobian(vectorize=True)"
+        kinds = "tensors without memory, such as those created by is_grads_batched=True or jacobian(vectorize=True)"
         raise RuntimeError(f"the compiled kernels cannot read {kinds}: use backend='scan'") from None
     if not pointer and x.numel():
         raise RuntimeError(f"a tensor of shape {tuple(x.shape)} has no memory: its storage was freed")

@@ -1,5 +1,5 @@
 """Ops as torch.library operators, which torch.compile and tracers record as a single call. The backend is selected when
-the recorded call runs. Eager calls bypass the operators, because calling one takes longer than running a kernel."""
+the recorded call runs. Eager calls bypass the operators, whose overhead is larger than a kernel's run time."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def savable(tensors: Sequence[Tensor | None]) -> list[Any]:
 
 def _reads_memory(tensors: Sequence[Tensor | None]) -> bool:
     """Return whether a kernel may read the tensors' memory directly. This requires that no transform, trace or tracing
-    mode is active. No tensor may be an instance of a subclass, lazily negated (torch's negative bit), or a zero tensor
-    without memory."""
+    mode is active. No tensor may be an instance of a Tensor subclass other than Parameter, lazily negated (torch's
+    negative bit), or a zero tensor without memory."""
     active_keys = torch._C._dispatch_tls_local_include_set().raw_repr()
     if active_keys not in _thread_keys(False) and (active_keys not in _thread_keys(True) or _mode_traces()):
         return False
@@ -71,15 +71,15 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Return the dispatcher keys of a plain call as two bit masks: outside and inside inference_mode. `modes` says
-    whether a dispatch mode is active."""
+    """Return the dispatch keys that are active in a plain call, as two bit masks: the first outside inference_mode, the
+    second inside. `modes` says whether a dispatch mode is active."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
 
 
 def _mode_traces() -> bool:
-    """Return whether a dispatch mode traces calls or replaces tensors. All other dispatch modes only observe calls."""
+    """Return whether an active dispatch mode traces calls or replaces tensors. Other modes only observe calls."""
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
@@ -136,7 +136,8 @@ def operator(
 
 
 def like(inputs: Sequence[Tensor | None], needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """For each input, return an empty tensor of its shape and dtype if its entry of `needs` is True, else None."""
+    """For each input whose entry in `needs` is True, return an uninitialized tensor of the input's shape and dtype. For
+    all other inputs, return None."""
     pairs = zip(inputs, needs, strict=True)
     return tuple([x.new_empty(x.shape) if need and x is not None else None for x, need in pairs])
 

@@ -59,7 +59,8 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
-    """Check that `value` is a tensor of this shape on the device of the tensor `to`, which error messages call `of`."""
+    """Check that `value` is a tensor of shape `shape` on the device of the tensor `to`. In error messages, `of` is the
+    name of the tensor `to`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
     if value.shape != shape or value.device != to.device:
@@ -91,7 +92,7 @@ def alike(names: str, a: Tensor, b: Tensor) -> None:
 
 def real_tensor(name: str, value: Tensor) -> None:
     if value.is_complex() or value.dtype in _UNORDERED or value.is_quantized:
-        raise TypeError(f"{name} must hold real numbers (floats or integers up to int64), got {describe(value)}")
+        raise TypeError(f"{name} must contain real numbers (floats or integers up to int64), got {describe(value)}")
 
 
 def bool_tensor(name: str, value: Tensor) -> None:

@@ -13,6 +13,6 @@ def segments(dims: tuple[int, ...]) -> list[slice]:
 
 
 def from_here_on(widths: Tensor) -> Tensor:
-    """Return a (K, …) tensor whose entry k is the sum of the entries k to K - 1 of `widths`. These entries belong to
-    the widths that include segment k."""
+    """Return a (K, …) tensor whose entry k is the sum of the entries k to K - 1 of `widths`. Entries k to K - 1 belong
+    to the widths that include segment k."""
     return widths.flip(0).cumsum(0).flip(0)

@@ -35,8 +35,9 @@ def root(x):
 
 
 def unit_of(*matrices: Tensor) -> int:
-    """Return a kernel's UNIT. UNIT is 16 if rows are contiguous and 16-byte aligned, and row strides and numbers of
-    columns are multiples of 16 elements, else 1. Kernels receive row strides and numbers of columns divided by UNIT."""
+    """Return UNIT, the number by which the row strides and the numbers of columns are divided before a kernel receives
+    them. UNIT is 16 if all rows are contiguous and 16-byte aligned, and all these numbers are multiples of 16.
+    Otherwise, UNIT is 1."""
     in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in matrices)
     return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in matrices) else 1
 

@@ -70,8 +70,8 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
 
 
 def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
-    """Return a parser that only prints help texts and completes words in a shell, with the settings of `jobs`. `split`
-    reads the command line instead, because some sections accept keys that only another library knows."""
+    """Return an argparse parser for help texts and shell completion, with the options of `jobs`. The function `split`
+    parses the command line instead, because some sections accept keys that only another library defines."""
     form: Any = argparse.RawDescriptionHelpFormatter
     recipes = textwrap.fill(f"a YAML file, or one of: {', '.join(cfg.shipped())}", 100)
     epilog = f"RECIPE is {recipes}\n\n{STATUS}"
@@ -209,7 +209,7 @@ def _main(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> dict[str, Any]:
-    """Run the job of a command line and return its result. For an option that only prints something, return {}."""
+    """Run the job of a command line. Return its result, or {} if an option only prints text (--print_config)."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete  # type: ignore[import-not-found]
 
@@ -238,7 +238,7 @@ def _run(words: list[str]) -> dict[str, Any]:
 
 
 def loss_help(name: str = "") -> str:
-    """Return the help text for a loss and its keywords. If no name is given, return a list of all losses."""
+    """Return the help text for a loss and its keywords. Without a name, return a line of text that lists all losses."""
     if not name:
         return f"losses of raoe_train.losses: {', '.join(sorted(settings.known_losses()))}"
     loss = settings.loss_class(name)

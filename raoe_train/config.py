@@ -33,8 +33,8 @@ def _number(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Parse a string as YAML. Return the value unchanged if it is not a string, if it is not valid YAML, or if it is a
-    mapping or a list without brackets (such as "query: ")."""
+    """Parse a string as YAML. Return the value unchanged if it is not a string or not valid YAML, or if it contains a
+    mapping or list that is not in brackets (such as "query: ")."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             parsed = read_yaml(value)
@@ -87,9 +87,9 @@ shorten.maxstring = shorten.maxother = 200
 
 @dataclasses.dataclass
 class Choice:
-    """The chosen class: its name in raoe_train.losses or its import path, and keyword arguments for its constructor.
-    The key `loss` sets the class, and a key such as `loss.scale` sets the keyword `scale`. A recipe can also set the
-    class and its keywords with loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
+    """A class chosen in the settings, such as a loss: its name in raoe_train.losses or its import path, and keyword
+    arguments for its constructor. The key `loss` sets the class, and a key such as `loss.scale` sets the keyword
+    `scale`. A recipe can also use the form loss: {class_path: CLASS, init_args: {KEYWORD: VALUE}}."""
 
     class_path: str
     init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -277,8 +277,8 @@ def _describe(schema: Mapping[str, Any]) -> str:
 
 
 def value_of(words: Sequence[str], hint: Any) -> Any:
-    """Convert the words after an option on the command line to a value. Without such words, the value is true. Words of
-    the form NAME=VALUE become a mapping."""
+    """Convert the words after an option on the command line to a value. If no words follow the option, the value is
+    true. Words of the form NAME=VALUE become a mapping."""
     words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words or ["true"]]
     if "object" in kinds_of(hint) and all("=" in word for word in words):
         return dict(word.split("=", 1) for word in words)
@@ -286,8 +286,8 @@ def value_of(words: Sequence[str], hint: Any) -> Any:
 
 
 def keywords_of(of: type) -> dict[str, Key]:
-    """Return {keyword: Key} for each keyword with a default value in a class's constructor. If the constructor takes
-    ``**kwargs``, include the keywords of the base class."""
+    """Return {keyword: Key} for each keyword argument of a class's constructor that has a default value. If the
+    constructor takes ``**kwargs``, include the keywords of the base class."""
     keywords: dict[str, Key] = {}
     for base in of.__mro__:
         if "__init__" in vars(base):
@@ -302,7 +302,7 @@ def keywords_of(of: type) -> dict[str, Key]:
 
 
 def docs_of(config: type) -> dict[str, str]:
-    """Return {field: description} from the section Args in the docstrings of a class and its base classes."""
+    """Return {field: description} from the "Args:" sections in the docstrings of a class and its base classes."""
     docs: dict[str, str] = {}
     for base in reversed(config.__mro__):
         args = (base.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
@@ -312,7 +312,7 @@ def docs_of(config: type) -> dict[str, str]:
 
 
 def marked(config: Any, marker: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, path) for each path in the settings whose types contain `marker`, such as "read" in Source."""
+    """Yield (dotted key, path) for each path in a setting whose type is annotated with `marker`, such as "read"."""
     for name, hint in hints_of(type(config)).items():
         value, key = getattr(config, name), prefix + name
         if dataclasses.is_dataclass(value):
@@ -366,7 +366,7 @@ def read_recipe(recipe: str | Path) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 1e-8 as a number, as YAML 1.2 does. The loader keeps names such as 007, 1_000, 1:30,
+    """YAML loader that reads 1e-8 as a number, as YAML 1.2 does. The loader keeps words such as 007, 1_000, 1:30,
     2026-11-26, yes and off as strings, although YAML 1.1 reads them as numbers, dates or booleans."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]

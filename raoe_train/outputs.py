@@ -1,4 +1,4 @@
-"""Outputs of jobs: complete files, records of finished work, and parts from which an interrupted job resumes.
+"""Outputs of jobs: complete files, records of finished work, and parts that a resumed job reuses.
 
 An output is a file or a folder. The *record* is a JSON file: OUTPUT.json next to a file, or OUTPUT/made_from.json in a
 folder. The record contains the settings (see `raoe_train.inputs`) and, once the output is finished, the result.
@@ -39,7 +39,7 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Raise ValueError that names `key` if a folder cannot be created. An existing folder may be read-only."""
+    """Raise ValueError, naming the setting `key`, if a folder cannot be created. Existing folders are not checked."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{key} {path} cannot be written: {existing} is a file; choose another folder")
@@ -98,7 +98,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(output: str | None) -> Iterator[None]:
-    """Replace full-disk errors in the `with` block with an OSError that says what to do. Other errors do not change."""
+    """Replace full-disk errors in the `with` block with an OSError that says what to do. Other errors are unchanged."""
     try:
         yield
     except Exception as error:
@@ -145,8 +145,8 @@ class Output:
         self.parts = self.all_parts / digest(self.settings)[:16]
 
     def finished(self, say: bool = False) -> dict[str, Any] | None:
-        """Return the result if the output is finished with the same settings, or None if work can start or resume. With
-        `say`, print how to repeat finished work.
+        """Return the result of an output that was finished with the same settings, or None if work can start or resume.
+        With `say`, print how to repeat finished work.
 
         Raises:
             ValueError: the path is a folder instead of a file (or the reverse), the output has no record, or its
@@ -167,7 +167,7 @@ class Output:
             if self.result and not (result := read_json(self.path / self.result)):
                 return None
             if say and rank_and_world()[0] == 0:
-                print(f"{self.user_path} is finished with these settings; to repeat the work, remove it")
+                print(f"{self.user_path} is already finished with these settings; to run the job again, remove it")
             return result
         if changed and exists and not self.overwrite:
             how = f"with other settings or inputs (different: {', '.join(changed)})"
@@ -183,7 +183,7 @@ class Output:
 
     def begin(self, *files: str) -> None:
         """Write the record. Call this method right before writing to a folder. If the folder's record is finished or
-        has other settings, the files that it lists are removed. A later run may remove the named `files`."""
+        has other settings, the files that it lists are removed. A later run may remove the files named in `files`."""
         record = read_json(self.record)
         if record.get("finished") or different(record.get("settings"), self.settings):
             if self.folder:
@@ -214,7 +214,7 @@ class Output:
             remove(path)
 
     def wait(self) -> dict[str, Any]:
-        """Wait for rank 0, and return the result of the output. Raise OSError if rank 0 ended without a result."""
+        """Wait until rank 0 has finished. Return the result of the output, or raise OSError if there is none."""
         deadline = time.monotonic() + PATIENCE
         while not (result := self.finished()):
             time.sleep(POLL)
@@ -226,7 +226,7 @@ class Output:
         return result
 
     def _exists(self) -> bool:
-        """Return whether the output file exists, or the output folder contains more than (part of) its record."""
+        """Return whether the output file exists, or the output folder contains files other than a (partial) record."""
         if self.path.is_dir():
             half = f".partial*.{self.record.name}"
             return any(path != self.record and not path.match(half) for path in self.path.iterdir())
@@ -276,7 +276,7 @@ def commit() -> str | None:
 def locked(path: str | Path) -> Iterator[bool]:
     """Hold a lock file next to an output during the `with` block. The lock is released if the process dies. Raise
     ValueError if another process holds the lock. An output and links to it share one lock. Yield False if the file
-    system has no locks."""
+    system does not support locks."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -211,8 +211,8 @@ class Data(Tasks):
 
 @dataclass
 class Mining:
-    """How to mine examples. The settings k, threshold, drop and count are for labelled texts. The setting corpus and
-    all settings after it are for rows of queries and passages.
+    """How to mine examples. The settings k, threshold, drop and count apply to labelled texts. The settings from corpus
+    to use_faiss apply to rows of queries and passages.
 
     Args:
         k: number of nearest neighbours to find in a sentence's own class, and again in all other

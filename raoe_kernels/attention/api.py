@@ -151,7 +151,7 @@ def _lengths(q: Tensor, lengths: Tensor | None) -> Tensor | None:
         return None
     _validate.integers("lengths", lengths, q.shape[:1], "q", q)
     if _readable(lengths) and ((lengths < 0) | (lengths > q.shape[2])).any():
-        raise ValueError(f"lengths must be from 0 to {q.shape[2]}, got {lengths.tolist()}")
+        raise ValueError(f"lengths must be from 0 to {q.shape[2]} (q's sequence length), got {lengths.tolist()}")
     return lengths
 
 

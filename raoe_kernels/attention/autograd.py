@@ -1,12 +1,12 @@
 """Bidirectional and dual attention as differentiable functions, in eager mode and under torch.compile.
 
 Attention does not use the interface of the other ops (_contract.py), for three reasons. First, an attention call
-returns one or two results. Second, autograd differentiates the backends in plain torch. Third, under torch.compile, the
-backward pass must not draw a new dropout mask.
+returns one or two results. Second, the backends in plain torch have no `backward`: autograd differentiates them. Third,
+under torch.compile, the backward pass must not draw a new dropout mask.
 
 A backend in plain torch has one function: forward(q, k, v, padding, options) returns one result for each entry of
 options.causal. A backend with a hand-written gradient has three functions. `spans(q, padding)` prepares the padding for
-the other two functions. `forward` also returns the logsumexps that `backward` needs. Below, "last" stands for
+`forward` and `backward`. `forward` also returns the logsumexps that `backward` needs. Below, "last" stands for
 options.causal[-1]:
     forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); "causal" is the first result of a
         dual call; in all other calls, the causal result and its logsumexp are None
@@ -41,8 +41,8 @@ class Problem(NamedTuple):
 
 
 def by_case(problem: Problem) -> str:
-    """Return the backend that "auto" selects on CUDA: "scan" (torch's attention) where it should be as fast as
-    "triton", otherwise "triton" (see README).
+    """Return the backend that "auto" selects on CUDA: "scan" (torch's attention) if it is expected to be as fast as
+    "triton", otherwise "triton" (see the README).
 
     In a torch.library operator, the backward pass of `scan` has to repeat the forward pass. For packed sentences, the
     repetition takes more time than FlashAttention saves. With dropout, `reference` would replace `scan` (see _select),

@@ -65,7 +65,7 @@ def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d]. Set padding to 0, so that it cannot spread NaN and gets gradient 0."""
+    """Convert q, k and v to [b, heads, L, d]. Set padding to 0: NaN then cannot spread, and padding gets gradient 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()

@@ -93,7 +93,8 @@ class _Packed(torch.autograd.Function):
 
 
 def _causal(real: Tensor) -> Tensor:
-    """Return a mask [b, 1, L, L], True for a query's own key (so that no row is empty) and the real keys before it."""
+    """Return a mask [b, 1, L, L], True where a query may attend to a key: to the real keys before the query, and to the
+    query's own key, so that no row of the mask is empty."""
     length = real.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=real.device)

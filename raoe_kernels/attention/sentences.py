@@ -1,10 +1,11 @@
-"""Attention on a CPU in runs of sentences of similar length. A run uses the kernels behind torch's
-scaled_dot_product_attention. If a gradient is needed, a run of short padded sentences in float32 or float64 uses matrix
-products instead.
+"""Attention on a CPU, computed in runs. A run is a group of sentences of similar length that are computed together. A
+run uses the kernels behind torch's scaled_dot_product_attention. If a gradient is needed, a run of short padded
+sentences in float32 or float64 uses matrix products instead.
 
 On a CPU, the lengths can be read without a sync, so most computations on padding can be skipped. Padding that remains
-in a run gets attention weights of exactly 0. A mask hides padding keys. In the backward pass, a logsumexp of inf (or
-weights set to 0) hides padding queries. Padding that may not be finite is set to 0 first, because 0 times inf is NaN.
+in a run gets attention weights of exactly 0. A mask excludes padding keys. In the backward pass, padding queries are
+excluded by a logsumexp of inf (in torch's kernels) or by weights of 0 (in matrix products). Padding that can contain
+inf or NaN is first set to 0, because 0 times inf is NaN.
 """
 
 from __future__ import annotations
@@ -74,13 +75,14 @@ class _Run(NamedTuple):
             x.index_copy_(0, index, part)
 
     def modes(self, causal: tuple[bool, ...]) -> list[tuple[bool, Tensor | None]]:
-        """Return torch's arguments (is_causal, attn_mask) for each result. In a run, padding is only on the right, so
-        all keys up to a real query are real, and a causal result needs no mask."""
+        """Return the arguments (is_causal, attn_mask) of torch's attention kernels for each result. In a run, padding
+        is only on the right, so all keys up to a real query are real, and a causal result needs no mask."""
         return [(is_causal, None if is_causal else self.bias) for is_causal in causal]
 
 
 def _runs(padding: Padding, q: Tensor) -> list[_Run]:
-    """Split all sentences that have tokens into runs, the longest sentences first."""
+    """Split all sentences that contain tokens into runs, after sorting them by the position of their first real token,
+    then by length (longest first)."""
     batch, width = q.shape[0], q.shape[1] * q.shape[-1]
     packed = padding.cu_seqlens is not None
     if padding.lengths is not None and padding.longest <= SHORT:  # one run of all rows, including empty ones
@@ -146,8 +148,8 @@ def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def supports(padding: Padding) -> bool:
-    """Return whether `Sentences` can run a batch. The batch must be packed, or have padding only outside its
-    sentences."""
+    """Return whether `Sentences` can run a batch. The batch must be packed, or its rows must contain padding only
+    before and after the real tokens."""
     if padding.mask is None:
         return padding.lengths is not None or padding.cu_seqlens is not None
     begins = padding.mask[:, 1:] & ~padding.mask[:, :-1]
@@ -179,7 +181,7 @@ def _zero_padding(padding: Tensor, *tensors: Tensor) -> None:
 def _multiply(
     inputs: list[Tensor], run: _Run, scale: float, causal: tuple[bool, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return results and attention weights of a run of short sentences. They are 0 for padding queries."""
+    """Return the results and the attention weights of a run of short sentences. Both are 0 for padding queries."""
     q, k, v = (x.contiguous() for x in inputs)
     scores = (q @ k.mT).mul_(scale)
     if run.bias is not None:
@@ -208,8 +210,8 @@ def _multiply_back(upstream: list[Tensor], weights: list[Tensor], inputs: list[T
 
 
 class Sentences(torch.autograd.Function):
-    """Compute attention run by run, with one result per entry of `causal`. The inputs must have the same number of
-    heads. No row may have padding between real tokens."""
+    """Compute attention run by run, with one result per entry of `causal`. The tensors q, k and v must have the same
+    number of heads. No row may have padding between real tokens."""
 
     @staticmethod
     def forward(

@@ -1,16 +1,17 @@
 """Triton backward kernels of attention. Each kernel recomputes a tile of scores only once.
 
-Let p = 2^(score - lse) be the weights, o the output, g its upstream gradient, and delta = g o. Then the gradients are
-ds = p (g v - delta), dq = scale ds k, dk = scale ds^T q and dv = p^T g. For a key that is in both softmaxes, p_full = w
-p_causal, where w = 2^(lse_causal - lse_full) <= 1 is one number per query. So one matrix product serves both softmaxes,
-the causal and the bidirectional one. Up to the diagonal, this product uses the mixed gradient w g_full + g_causal, the
-delta mixed in the same way, and the causal logsumexp. Beyond the diagonal, the product uses the bidirectional gradient,
+Let p = 2^(score - lse) be the attention weights, lse the logsumexp (in base 2) of a query's scores, o the output, g its
+upstream gradient, and delta = <g, o> for each query. The gradients are ds = p (g v^T - delta) for the scores, dq =
+scale ds k, dk = scale ds^T q and dv = p^T g. A dual call has a causal and a bidirectional (full) softmax. For a key in
+both of them, p_full = w p_causal, where w = 2^(lse_causal - lse_full) <= 1 is one number per query, so one matrix
+product serves both. Up to the diagonal, this product uses the mixed gradient w g_full + g_causal, the mixed delta w
+delta_full + delta_causal, and the causal logsumexp. Beyond the diagonal, the product uses the bidirectional gradient,
 delta and logsumexp. The query kernel runs first and stores the mixed values. Each kernel loops over the clear tiles
-(without a mask) on both sides of the diagonal, then over the masked tiles. A tile is masked if it is on the diagonal,
-where each element uses the values of its own side, or if it may contain padding. Short sentences have one tile.
+(without a mask) on both sides of the diagonal, then over the masked tiles. A tile is masked if it is on the diagonal or
+may contain padding. On the diagonal, each element uses the values of its own side. Short sentences have one tile.
 
-With a dropout mask M, o = M p v / (1 - dropout_p). So ds = p (M g v / (1 - dropout_p) - g o) and dv = (M p)^T g / (1 -
-dropout_p). The kernels multiply delta by 1 - dropout_p, and at the end divide the gradients by 1 - dropout_p.
+With a dropout mask M, o = M p v / (1 - dropout_p). So ds = p (M (g v^T) / (1 - dropout_p) - delta) and dv = (M p)^T g /
+(1 - dropout_p). The kernels multiply delta by 1 - dropout_p, and at the end divide the gradients by 1 - dropout_p.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from .triton_forward import (
 
 @triton.jit
 def _masked_tiles(start, begin, end, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr):
-    """Return the limits (low, high, edge) of masked tiles. Between `begin` and `end`, the tiles from `low` to `high`
-    (in steps of OTHER) and from `edge` to `end` need a mask. Tiles before `low` and from `high` to `edge` are clear."""
+    """Return (low, high, edge). Between the positions `begin` and `end`, the tiles from `low` to `high` (in steps of
+    OTHER) and from `edge` to `end` need a mask. Tiles before `low` and from `high` to `edge` are clear."""
     low, high = begin, begin
     if MODE != FULL:
         low, high = start, tl.minimum(start + BLOCK, length)
@@ -98,8 +99,8 @@ def _of_queries(
     full, causal, grad_full, grad_causal, lse_full, lse_causal, base, row, real, kept, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient, logsumexp and delta of a tile of results, and then the mixed values of all three, which
-    differ only in mode DUAL."""
+    """Return the upstream gradient, logsumexp and delta for a tile of queries, and then the mixed values of these
+    three, which differ from them only in mode DUAL."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     at = base * HEAD_DIM
     grad = rows(begin(grad_full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -198,7 +199,7 @@ def _by_weight(
     scores, values, grad, lse, delta, by_value, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of a tile of scores [keys, queries], and by_value + p^T g. A score of -inf has gradient 0."""
+    """Return the gradient of a tile of scores [keys, queries] (0 for a score of -inf), and by_value + p^T g."""
     p = tl.exp2(scores - lse[None, :])
     weights = drop(p, query_keys[None, :], key_offsets[:, None], threshold, DROPOUT)
     by_value = dot(weights.to(grad.dtype), grad, by_value, PRECISION)
@@ -260,8 +261,8 @@ def attention_backward_kv(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a tile of keys and values from one query head. The caller sums the gradients over a
-    group's heads.
+    """Compute what one query head contributes to the gradients of a tile of keys and values. The caller sums these
+    contributions over the query heads that share a key head.
 
     No matrix product needs a padding mask: a padding query is a row of zeros with gradient 0, and the gradient of a
     padding key is set to 0 at the end.

@@ -1,8 +1,8 @@
 """Triton forward kernel of attention, and the functions that it shares with the backward kernels.
 
 A program computes the results of one tile of queries, for one head and one sequence. The program runs an online softmax
-in base 2 over tiles of keys. The state of the softmax is the running maximum m of the scores, the sum l of 2^(score -
-m), and the sum acc of the values with these weights. In a causal call, a program stops after the tile of keys at its
+in base 2 over tiles of keys. The state of the softmax is the running maximum m of the scores, the sum l of the weights
+2^(score - m), and the weighted sum acc of the values. In a causal call, a program stops after the tile of keys at its
 own position. A dual call returns the causal and the bidirectional result. In a dual call, a program first processes the
 keys up to each query. The program then writes the causal result, and continues the same softmax with the later keys,
 which gives the bidirectional result. So one softmax state is enough, and the scores of every tile are computed once.
@@ -62,7 +62,7 @@ def sequence(spans, gap, batch, longest, masked):
 
 @triton.jit
 def places(start, first, length, valid, holes, row_len, BLOCK: tl.constexpr, WHICH: tl.constexpr = EDGES):
-    """Return a tile's offsets in the sequence, its positions in the tensor, and a mask of the real tokens.
+    """For the tokens of a tile, return offsets in the sequence, positions in the tensor, and whether they are real.
 
     In a padded batch with rows of row_len tokens, the tiles after the last real token cover the row's padding: first
     the padding on the right, then the padding before `first`. So every token is in a tile. If packed, row_len is 0.
@@ -103,8 +103,8 @@ def store_rows(x, position, row_mask, stride, value, HEAD_DIM: tl.constexpr, BLO
 def zero_ends(
     x, row, spans, sequences, tokens, tile, tiles, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write zeros to the tokens before the first and after the last sequence of a packed batch. One call covers every
-    `tiles`-th tile of these tokens, starting with tile number `tile`."""
+    """Write zeros to the rows of x for the tokens before the first and after the last sequence of a packed batch. One
+    call covers every `tiles`-th tile of these tokens, starting with tile number `tile`."""
     before = tl.load(spans)
     token_count = tl.load(spans + sequences) - before
     for start in range(tile * BLOCK, tokens - token_count, tiles * BLOCK):
@@ -116,8 +116,8 @@ def zero_ends(
 
 @triton.jit
 def result_strides(heads, row_len):
-    """Return the strides of a contiguous result between sequences, heads and tokens, in units of rows. row_len is 0 for
-    packed batches."""
+    """Return the strides between sequences, heads and tokens in a contiguous result, counted in rows (of HEAD_DIM
+    elements). row_len is 0 for packed batches."""
     heads, row_len = heads.to(tl.int64), row_len.to(tl.int64)
     return heads * row_len, tl.maximum(row_len, 1), tl.where(row_len == 0, heads, 1)
 
@@ -213,9 +213,9 @@ def attention_forward(
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. In mode CAUSAL, a program stops at the
-    diagonal. In mode DUAL, it writes the causal result at the diagonal, and continues. A step multiplies BLOCK queries
-    by OTHER keys, where OTHER divides BLOCK. With DROPOUT, weights whose hash is below `threshold` are dropped: they
-    count only in the sum of the softmax. `kept` is 1 - dropout_p."""
+    diagonal. In mode DUAL, the program writes the causal result at the diagonal, and continues with the later keys.
+    Each step multiplies BLOCK queries by OTHER keys, where OTHER divides BLOCK. With DROPOUT, weights whose hash is
+    below `threshold` are dropped: they count only in the sum of the softmax. `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads

@@ -64,18 +64,18 @@ def _precision(q: Tensor) -> str:
 
 
 def _short(head_dim: int, longest: int) -> int:
-    """Return the smallest number of rows in SHORT_TILES that fits the longest sentence, or 0 if none fits."""
+    """Return the smallest tile in SHORT_TILES (in rows) that fits the longest sentence, or 0 if none fits."""
     fitting = (tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows and head_dim <= SHORT_WIDTHS[0])
     return next(fitting, 0)
 
 
 def _in_one_kernel(size: int, head_dim: int, longest: int) -> bool:
-    """Return whether attention_backward_short computes the gradients. `size` is the number of bytes per element."""
+    """Return whether one kernel, attention_backward_short, computes all gradients. `size` is in bytes per element."""
     return head_dim <= SHORT_WIDTHS[1] and 0 < _short(head_dim, longest) * head_dim * size <= ONE_KERNEL
 
 
 def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: int) -> tuple[dict[str, Any], int]:
-    """Return the constants and the number of warps for KERNELS[which]. `size` is the number of bytes per element."""
+    """Return the compile-time constants and the number of warps for KERNELS[which]. `size` is in bytes per element."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     block, other, warps, stages = TILES["tf32" if precision == "tf32" else size, max(64, block_d)][min(which, 2)]
     if short := _short(head_dim, longest):

@@ -1,6 +1,7 @@
 """Input of all backends of pairwise_cosine (see _contract.py), and the op's registration.
 
-`saved` holds the cosine c, 1 / |a| and 1 / |b|, in the result's shape. For a pair with a zero row, all three are 0.
+`saved` holds three tensors of the result's shape: the cosine c, 1 / |a| and 1 / |b|. For a pair of rows of which one
+counts as a zero row, all three values are 0.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Saved]:
 
 def similarities(dot: Tensor, square_a: Tensor, square_b: Tensor, eps: float) -> tuple[Tensor, Saved]:
     """Return the cosines c and `saved`, given the row sums of a b, a a and b b. For equal rows, c is exactly 1, so the
-    terms of the gradient cancel. Rounding in <a, b> / (|a| |b|) would cause errors that losses may multiply by 1e4."""
+    terms of the gradient cancel. Computing c as <a, b> / (|a| |b|) would leave rounding errors, which losses may
+    multiply by 1e4."""
     norm_a, norm_b = square_a.sqrt(), square_b.sqrt()
     zero = (norm_a <= eps) | (norm_b <= eps)
     ratio = torch.maximum(norm_a, norm_b) / torch.minimum(norm_a, norm_b)

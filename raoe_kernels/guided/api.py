@@ -14,8 +14,8 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
     The result is guidance x log_softmax(current) - (guidance - 1) x log_softmax(previous), over the last dimension.
     This is Eq. 4 of the ranking-sentences paper with guidance = 1 + lambda (1.5 in the paper). As in the paper, the
-    probabilities of a row do not sum to 1. For finite logits, the result equals that of transformers'
-    UnbatchedClassifierFreeGuidanceLogitsProcessor.
+    result is not normalized: the probabilities of a row do not sum to 1. For finite logits, the result equals that of
+    transformers' UnbatchedClassifierFreeGuidanceLogitsProcessor.
 
     A logit of -inf in `current` forbids its token: the token's result is -inf, regardless of `previous`. If only the
     logit in `previous` is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies. In

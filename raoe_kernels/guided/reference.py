@@ -24,8 +24,9 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the gradients of the logits z. The derivative d log_softmax(z)_v / dz_w is [v = w] - softmax(z)_w. The
-    derivatives are weighted by the upstream gradient, and summed over the columns v whose result is finite."""
+    """Return the gradients with respect to the logits z. The derivative d log_softmax(z)_v / dz_w is [v = w] -
+    softmax(z)_w, where [v = w] is 1 if v = w, else 0. The derivatives are weighted by the upstream gradient, and summed
+    over the columns v whose result is finite."""
     (current, previous), guidance = problem.logits, problem.guidance
     grad = upstream.masked_fill((current == -torch.inf) | (previous == -torch.inf), 0)
     total = grad.sum(-1, keepdim=True)

@@ -23,9 +23,9 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _test_first(logits: Tensor) -> bool:
-    """Return whether to test first if any logit is -inf. If no logit is -inf, the elementwise handling of -inf is
-    skipped. The test reads a sum or a minimum, which is not finite if a logit is -inf. On devices other than a CPU, the
-    test would make the host wait."""
+    """Return True on a CPU, where each chunk is first tested for logits of -inf. If the chunk contains none, the
+    elementwise handling of -inf is skipped. The test reads a sum or a minimum, which is not finite if a logit is -inf.
+    On other devices, reading it would make the host wait."""
     return logits.device.type == "cpu"
 
 
@@ -49,8 +49,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the gradients guidance (grad - softmax(current) total) and (1 - guidance) (grad - softmax(previous)
-    total). Here, grad is the upstream gradient, and total is the sum of grad over a row."""
+    """Return the gradients of both contexts' logits: guidance (grad - softmax(current) total) and (1 - guidance) (grad
+    - softmax(previous) total). Here, grad is the upstream gradient, and total is its sum over a row."""
     (current, previous), guidance = problem.logits, problem.guidance
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in problem.reads(needs))
     for part in _chunks(current):
@@ -69,7 +69,8 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of x + (guidance - 1) (x - y) for logits x and y of both contexts, which is exact if y = x."""
+    """Return the argmax of x + (guidance - 1) (x - y), where x are the logits of the current context and y those of the
+    previous context. If y = x, the compared values are exactly x."""
     (current, previous), guidance = problem.logits, problem.guidance
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):

@@ -39,7 +39,7 @@ def info_nce_loss(
     runs over all columns. The loss covers BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, and
     sentence-transformers' MultipleNegativesRankingLoss (with cos_sim) and GISTEmbedLoss. Logits are computed in chunks
     of rows, so the loss needs O((N + P + M) D) memory plus one buffer. The buffer takes 64 MiB or the size of one row
-    of logits, whichever is larger. On CUDA, the buffer takes 256 MiB or the size of 1,024 rows.
+    of logits, whichever is larger. On CUDA, the buffer takes 256 MiB or the size of 1,024 rows, whichever is larger.
 
     Args:
         anchors: (N, D) float16, bfloat16, float32 or float64. The loss normalises the rows and differentiates through

@@ -86,7 +86,7 @@ def check_ignore(
 
 
 def check_directions(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
-    """Check the directions. Return them in the order of DIRECTIONS, and whether all of them share one softmax."""
+    """Check the directions. Return the names in the order of DIRECTIONS, and whether all of them share one softmax."""
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
     if not isinstance(directions, (tuple, list)):

@@ -17,8 +17,8 @@ from torch import Tensor
 from .._dtypes import wide
 from .problem import units_of
 
-# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: it moves 8 bytes per number of the columns'
-# gradient, and does 2 ROWS operations for it. An H200 does 165 operations in the time in which it moves one byte.
+# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: for each number of the columns' gradient, it
+# moves 8 bytes and does 2 ROWS operations. An H200 does 165 operations in the time in which it moves one byte.
 BUFFER = 256 << 20
 ROWS = 1024
 # Whether products of half-precision matrices can have float32 results: since torch 2.10, on CUDA devices only.
@@ -26,8 +26,9 @@ WIDENS = torch.__version__ >= "2.10"  # torch compares this string as a version
 
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-    """Return x @ y. If given, `out` stores the product, or `add` accumulates it. For float16 and bfloat16 inputs, the
-    result is float32, computed by tensor cores on a GPU. Otherwise the result has the dtype of the inputs."""
+    """Return x @ y. If `out` is given, write the product to it; if `add` is given, add the product to it. For float16
+    and bfloat16 inputs, the result is float32, computed by tensor cores on a GPU. Otherwise the result has the dtype of
+    the inputs."""
     if x.dtype.itemsize == 2:
         if x.is_cuda and WIDENS:
             if add is not None:
@@ -75,7 +76,7 @@ def sweep(
 
 
 def even(count: int, most: int) -> int:
-    """Return the smallest chunk size that splits `count` rows into no more chunks than the size `most` does."""
+    """Return the smallest chunk size with which `count` rows need no more chunks than with the size `most`."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
@@ -125,7 +126,8 @@ def unit_rows(*parts: Tensor | None) -> tuple[UnitRows, Tensor, Tensor]:
 
 
 def pays(rows: Tensor) -> bool:
-    """Return whether Halves save time: 7 bfloat16 products take half as long as 3 float32 products (H200 datasheet)."""
+    """Return whether Halves save time for these rows. On a GPU, the 7 bfloat16 products that replace 3 float32 products
+    take half as long (H200 datasheet)."""
     return rows.is_cuda and rows.dtype.itemsize == 2 and WIDENS
 
 
@@ -142,7 +144,8 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y (plus `add`, if given). If x or y is a Halves, split both, and sum all products except low @ low."""
+    """Return x @ y (plus `add`, if given). If x or y is a Halves, split both, and sum high @ high, high @ low and low @
+    high."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

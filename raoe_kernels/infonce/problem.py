@@ -40,7 +40,7 @@ IN_TRITON = {"fused": ("joint directions",), "one direction": ("hardness_mode", 
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. The C = P + M columns are the positives, followed by the negatives.
+    """Arguments of one call. The logits have C = P + M columns: the P positives, followed by the M negatives.
 
     Attributes:
         anchors (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
@@ -54,7 +54,8 @@ class Problem(NamedTuple):
         directions: names from DIRECTIONS, separated by spaces
         joint: True for one softmax over all directions
         hardness, strength: hardness_mode of the call, or "", and hardness_strength of the call
-        margin: sets the guide threshold c - margin, or c - margin |c| if `relative`; c: own pair's guide cosine
+        margin: the guide's threshold is c - margin, or c - margin |c| if `relative`; c: the guide's cosine of the own
+            pair
         dims: K increasing prefix widths for K losses, or None for one loss of the full width
     """
 
@@ -99,13 +100,13 @@ class Problem(NamedTuple):
 
     @property
     def fused(self) -> bool:
-        """Whether triton_fused can run the call, which needs bfloat16 rows, one softmax and logits with finite exp."""
+        """Whether triton_fused can run the call, which needs bfloat16 rows, one softmax and finite exp(logit)."""
         fits = self.anchors.dtype == torch.bfloat16 and self.learned_scale is None and self.scale <= UNSHIFTED_SCALE
         fits = fits and not self.symmetric and set(self.special()) <= {"joint directions"}
         return fits and _compiles_fused()
 
     def special(self) -> list[str]:
-        """Return the names of this call's special options, which go beyond query_to_doc and the symmetric loss."""
+        """Return the names of this call's options that go beyond query_to_doc and the symmetric loss."""
         options = {
             "joint directions": self.several and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
@@ -192,7 +193,8 @@ def has_several_ids(problem: Any) -> bool:
 def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor:
     """Return a bool mask (n, C), True where row and column have the same id, or the column's id is NO_CANDIDATE. With
     ids (n, K) and (C, K) instead of (n,) and (C,), id k of a row is compared with id k of a column. With `back`, rows
-    are documents, columns are anchors, and NO_CANDIDATE marks rows, so the mask mirrors the mask of query_to_doc."""
+    are documents and columns are anchors, and a row (not a column) can have the id NO_CANDIDATE, so the mask mirrors
+    the mask of query_to_doc."""
     if of_rows.ndim == 1:
         return (of_rows[:, None] == of_columns) | ((of_rows[:, None] if back else of_columns) == NO_CANDIDATE)
     pairs = zip(of_rows.unbind(1), of_columns.unbind(1), strict=True)
@@ -200,7 +202,7 @@ def equal_ids(of_rows: Tensor, of_columns: Tensor, back: bool = False) -> Tensor
 
 
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normalised rows of all parts, 1 / norm of each row, and the "poison" that inverse_norms describes."""
+    """Return the normalised rows of all parts, 1 / norm of each row, and a scalar "poison" (see inverse_norms)."""
     matrices = [x for x in parts if x is not None]
     rows = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
     rows = rows.to(wide(rows.dtype))
@@ -231,10 +233,10 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -> Tensor:
-    """Return -log softmax(x)[own] of each row. Here, own_exp is exp(x_own - shift), and neg_sum is the sum of exp(x -
-    shift) over the other columns. The loss is computed as log(1 + neg_sum / own_exp), so that a small loss keeps its
-    digits. If this ratio is close to overflow, x_own is far below `shift`, and the loss is computed as shift -
-    own_logit + log(neg_sum)."""
+    """Return each row's loss, -log softmax(x)[own], where x are the row's logits and own is its positive's column.
+    Here, own_exp is exp(x_own - shift), and neg_sum is the sum of exp(x - shift) over the other columns. The loss is
+    computed as log(1 + neg_sum / own_exp), so that a small loss keeps its digits. If this ratio is close to overflow,
+    x_own is far below `shift`, and the loss is computed as shift - own_logit + log(neg_sum)."""
     ratio = neg_sum / own_exp
     return torch.where(ratio < 1e30, ratio.log1p(), shift - own_logit + neg_sum.log())
 
@@ -279,8 +281,8 @@ class Block(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether the block contains the own pairs. In other blocks, the softmax of a row leaves out the columns of the
-        row's own query."""
+        """Whether the block contains the own pairs. In a block without own pairs, the softmax of each row excludes all
+        columns that belong to the same query as the row."""
         return self.from_documents != self.to_documents
 
 
@@ -295,8 +297,9 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return indices (n, k): for each target, the columns below `count` with documents of the same query. These columns
-    are the target and, if the number of negatives is a multiple of P = len(positives), every P-th column after it."""
+    """Return indices (n, k): row i lists the columns below `count` that contain documents of the same query as
+    targets[i]. These are the target's column and, if the number of negatives is a multiple of P = len(positives), every
+    P-th column after it."""
     step = max(1, len(problem.positives))
     if problem.column_count % step:
         return targets[:, None]
@@ -304,6 +307,6 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
 
 
 def guide_threshold(problem: Problem, own_cosine: Tensor) -> Tensor:
-    """Return the threshold: pairs whose cosine under the guide is higher are left out. `own_cosine` is the cosine of
-    the own pair under the guide."""
+    """Return the guide's threshold: a pair is left out if its cosine under the guide is higher. `own_cosine` is the
+    guide's cosine of the own pair (an anchor and its positive)."""
     return own_cosine - (own_cosine.abs() * problem.margin if problem.relative else problem.margin)

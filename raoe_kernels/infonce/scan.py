@@ -36,7 +36,7 @@ BUFFER = 64 << 20
 
 
 class _Side(NamedTuple):
-    """The anchors or the documents, as rows and as columns of the logits, with the sums of their gradients.
+    """One side of the logits, the anchors or the documents: as rows, as columns, and with the sums of their gradients.
 
     Attributes:
         places: index in `rows` of each of the N rows of the logits, or None if row i has index i
@@ -149,7 +149,7 @@ def _products(
     weight: Tensor,
     by_scale: Tensor | None,
 ) -> None:
-    """Add a chunk's gradients to `sides` and by_scale. `weight` x `parts` is the gradient of the logits."""
+    """Add a chunk's gradients to `sides` and by_scale. The gradient of the logits is `weight` x `parts`."""
     for block, x in zip(pool, parts, strict=True):
         row_side, col_side = sides[block.from_documents], sides[block.to_documents]
         units, weights = rows[block.from_documents].units, halves(x) if isinstance(col_side.factor, Halves) else x
@@ -176,7 +176,7 @@ def _logits(
     scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
-    """Write the logits to `parts`, with -inf for excluded columns. Return the indices (n, 1) of the own columns in
+    """Write the logits to `parts`, with -inf for excluded columns. Return the index (n, 1) of each row's own column in
     parts[0]."""
     threshold = None
     for block, x in zip(pool, parts, strict=True):
@@ -208,9 +208,9 @@ def _logits(
 def _write_hard_logits(
     problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
-    """Write the logits of anchors with documents to `x`, and raise those that the hardness mode selects. First compute
-    all logits as if they belonged to the larger of the two groups (raised and not raised). Then correct the logits of
-    the smaller group."""
+    """Write the logits (anchors x documents) to `x`, and raise the logits that the hardness mode selects. First compute
+    all logits with the scale of the larger group (raised or unraised logits). Then correct the logits of the smaller
+    group."""
     raised_scale = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":

@@ -1,9 +1,9 @@
-"""InfoNCE for bfloat16 rows, without storing logits. The kernel that multiplies anchors by columns turns a tile of
-logits into weights while the tile is in registers, and writes only the weights (2 bytes each).
+"""InfoNCE for bfloat16 rows, without storing logits. The kernel that multiplies anchors by columns exponentiates each
+tile of logits in registers, and writes only exp(logit) (2 bytes each).
 
-A weight w is exp(logit) divided by the row's sum s, which is known only after the row's last tile. So the kernel writes
-e = exp(logit) instead of w. The gradients are products of w with the columns k or the anchors a. The division by s
-takes place after the product with k, and before the product with a:
+A softmax weight is w = e / s, where e = exp(logit) and s is the sum of e over the row. The sum s is known only after
+the row's last tile, so the kernel writes e, and the division by s comes later. The gradients are products of w with the
+columns k or the anchors a. The division by s takes place after the product with k, and before the product with a:
 
     w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
 
@@ -75,10 +75,10 @@ def info_nce_products(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of exp(logit) for row_count rows, starting at row `first`. A row has zeros in its own column, in
-    ignored columns, and in columns whose distance from its own column is a multiple of `period`. Write the tile's row
-    sums to `sums`, whose shape is (tiles of columns, row_count). With GRADIENT, also write exp(logit) / (column norm)
-    to `weights`."""
+    """Compute a tile of exp(logit) for row_count rows, starting at row `first`. In each row, the result is 0 for the
+    row's own column, for ignored columns, and for columns whose distance from the own column is a multiple of `period`.
+    Write the tile's row sums to `sums`, whose shape is (tiles of columns, row_count). With GRADIENT, also write
+    exp(logit) / (column norm) to `weights`."""
     tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
     # Programs that run at the same time use the same GROUP tiles of rows, so the columns that they read stay cached.
     group = tl.program_id(0) // (GROUP * tiles_n)
@@ -123,9 +123,9 @@ def info_nce_shares(
     row_place, target_count, has_targets, copies, scale: tl.float64, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write each row's loss to `stats`. With GRADIENT, also write 1 / s to `shares` (s is the row's sum of exp(logit)),
-    row / (s x norm of the row) to `scaled`, and the gradient's weight at the row's own column to own_weights. `copies`
-    is the number of negatives that repeat the own pair."""
+    """Write each row's loss to `stats`. Let s be the row's sum of exp(logit). With GRADIENT, also write 1 / s to
+    `shares`, the row divided by s and by its norm to `scaled`, and the weight at the row's own column to own_weights.
+    `copies` is the number of other directions in which the own pair occurs again, as a negative."""
     line = tl.program_id(0)
     i = (first + line).to(tl.int64)
     target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
@@ -163,7 +163,8 @@ def sweep(
     problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, part: slice | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Write each row's loss to `stats`, and the weight at its own column to own_weights (if not None). Return the
-    gradients of the scaled anchors (if `by_rows`) and of the scaled columns `part`, without the own pairs' terms."""
+    gradients with respect to the scaled anchors (None unless `by_rows`) and to the slice `part` of the scaled columns
+    (None if `part` is None). They lack the terms of the own pairs (a row and its own column)."""
     n, (anchors, columns, inverse) = len(problem.anchors), units
     blocks, gradient = pools(problem)[0], own_weights is not None
     mask = (stats if problem.ignored is None else problem.ignored).view(torch.uint8)

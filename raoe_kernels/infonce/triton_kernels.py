@@ -102,9 +102,9 @@ def _pass(
 
 
 def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
-    """Rearrange the anchors' `logsums`, log(sum of exp(logit)), by column. A column gets the logsum of the anchor whose
-    target it is, or infinity if it is not the target of any anchor. If several anchors share a target, their logsums
-    are combined so that exp(x - combined) is the sum of exp(x - logsum)."""
+    """Rearrange `logsums`, the log(sum of exp(logit)) of each anchor, by column. A column gets the logsum of the anchor
+    whose target it is, or infinity if it is not the target of any anchor. If several anchors share a target, their
+    logsums are combined so that exp(x - combined) is the sum of exp(x - logsum)."""
     if problem.targets is None:
         return logsums
     targets = own_columns(problem)

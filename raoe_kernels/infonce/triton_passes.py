@@ -107,8 +107,8 @@ def info_nce_rows(
 
 @triton.jit
 def leaves_out(mask, row_id, column_ids, column, in_range, mask_column, back, IGNORE: tl.constexpr):
-    """Return whether `ignore` excludes columns from a row's negatives, according to `mask` or to the id row_id. For
-    `back`, see problem.equal_ids."""
+    """Return for each column whether `ignore` excludes it from a row's negatives, by `mask` or by the row's id row_id.
+    For `back`, see problem.equal_ids."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, in_range, 0) != 0
     column_id = tl.load(column_ids + column, in_range, 0)
@@ -120,10 +120,10 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, back, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Return the index, 1 / norm, logit and original logit of each column from `start` on. The logit is -inf for own
-    and ignored columns, and is multiplied by `raised` where the hardness mode applies. `hard` is 0 without a hardness
-    mode, else 1 + the mode's index in problem.HARDNESS. The columns of one query are positive_count apart (see
-    problem.of_one_query)."""
+    """For BLOCK columns from `start` on, return index, 1 / norm, changed logit and original logit. The changed logit is
+    -inf for own and ignored columns, and is multiplied by `raised` where the hardness mode applies. `hard` is 0 without
+    a hardness mode, else 1 + the mode's index in problem.HARDNESS. The columns of one query are positive_count apart
+    (see problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     padded_range = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
@@ -160,9 +160,9 @@ def info_nce_weights(
     weight from index 3 x row_count on. The SYMMETRIC pass that follows adds the weights of both directions. For
     `by_column` (by_column_count,), see triton_kernels._by_column.
 
-    With LEARNED, `scale` is multiplied by the number at `learned`. With GRADIENT, the product of this number and the
-    derivative with respect to it is stored at the end of `stats`. `strength` is hardness_strength, divided by the scale
-    unless LEARNED. `mask_first` is the index of the anchor in row 0 of the mask.
+    With LEARNED, `scale` is multiplied by the number at the address `learned`. With GRADIENT, too, the derivative with
+    respect to this number, times the number, is stored at the end of `stats`. `strength` is hardness_strength, divided
+    by the scale unless LEARNED. `mask_first` is the index of the anchor in row 0 of the mask.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)

@@ -69,7 +69,7 @@ def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
 
 def refine(problem: Refinement, needs: Needs) -> tuple[Tensor, Gradients]:
     """Refine all rows at once. In row j of phi, the columns k >= j form list j. The first j columns are set to +inf,
-    which sorting moves to the front. So after sorting, column k holds the value of item k's true rank, k - j."""
+    which sorting moves to the front. So after sorting, column k holds the value at item k's true rank, k - j."""
     phi, mask, omega = problem
     n = phi.shape[-1]
     phi = phi.to(wide(phi.dtype))

@@ -27,7 +27,7 @@ def rank_margin_loss(
     ties: str = "average",
     backend: str = "auto",
 ) -> Tensor:
-    """RAOE's rank-margin objective (Eq. 2): log(1 + sum over r_j - r_i > margin of exp(scale (c_i - c_j))).
+    """RAOE's rank-margin objective (Eq. 2): log(1 + sum of exp(scale (c_i - c_j)) over i, j with r_j - r_i > margin).
 
     c_i is the similarity of sentence pair i, and r_i is the rank of its score in the batch. Higher scores rank higher.
 
@@ -59,7 +59,7 @@ def rank_margin_loss(
 
 @_validate.public
 def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
-    """CoSENT loss (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))).
+    """CoSENT loss (Su, 2022): log(1 + sum of exp(scale (c_i - c_j)) over i, j with s_i < s_j).
 
     c_i is the similarity and s_i the score of sentence pair i. Any two pairs with different scores are compared,
     because unlike `rank_margin_loss`, this loss has no margin.
@@ -81,7 +81,7 @@ def gated_angular_loss(
     gate: str = "label+score",
     backend: str = "auto",
 ) -> Tensor:
-    """RAOE's gated angular objective (Eq. 3): log(1 + sum over gated pairs of exp(scale (theta_j - theta_i))).
+    """RAOE's gated angular objective (Eq. 3): log(1 + sum of exp(scale (theta_j - theta_i)) over gated i, j).
 
     theta_i = arccos(clip(c_i, -1 + 1e-6, 1 - 1e-6)) is the angle of pair i. The gradient of a clipped c_i is 0.
 
@@ -92,8 +92,8 @@ def gated_angular_loss(
             as in Hugging Face's NLI order: 0 entailment, 1 neutral, 2 contradiction. Labels may have any values. There
             is no ignore value: -100 is an ordinary label, smaller than 0. (raoe_train's losses refuse negative labels.)
         scale: number > 0 that multiplies the angles. A value below 1 causes a warning.
-        gate: condition under which (i, j) is in the sum, with labels l and scores s: "label+score" (l_i > l_j and
-            s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). If the condition uses no scores
+        gate: condition under which i, j are gated (in the sum), with labels l and scores s: "label+score" (l_i > l_j
+            and s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). If the condition uses no scores
             or no labels, that argument is ignored and may be None.
         backend: as for `rank_margin_loss`.
 
@@ -158,7 +158,7 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     if has_one_per_row and similarity.shape[0] != similarity.shape[1]:
         got = f"similarity {_validate.describe(similarity)} and {name} {_validate.describe(value)}"
         rule = f"{name} must have shape {tuple(similarity.shape[1:])}, one value per pair"
-        raise ValueError(f"{rule}, got {got}; if similarity holds embeddings, pass pairwise_cosine(a, b)")
+        raise ValueError(f"{rule}, got {got}; if similarity contains embeddings, pass pairwise_cosine(a, b) instead")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
 

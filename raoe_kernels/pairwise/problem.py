@@ -59,8 +59,8 @@ class Problem(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """Return floor(2 margin) + 1. Pairs i and j are compared if 2 r_j - 2 r_i is at least this number. Doubled
-        ranks 2 r are integers below 2^62."""
+        """Return the threshold floor(2 margin) + 1. Pairs i and j are compared if 2 r_j - 2 r_i is at least this
+        threshold. Doubled ranks 2 r are integers below 2^62."""
         return math.floor(min(2 * self.margin, 2.0**62)) + 1
 
     def max_pairs(self) -> int:

@@ -18,7 +18,8 @@ CLIP = 1e-6
 
 
 def doubled_ranks(scores: Tensor, ties: str) -> Tensor:
-    """Return twice the rank of each score, as int64. Ranks start at 0, with the tie rules of scipy.stats.rankdata."""
+    """Return the doubled rank of each score: 2 x rank as int64, because an average rank can end in .5. Ranks start at
+    0, with the tie rules of scipy.stats.rankdata."""
     index = torch.arange(len(scores), device=scores.device)
     equal = scores[:, None] == scores
     below = (scores[:, None] > scores).sum(1)  # number of smaller scores

@@ -1,8 +1,8 @@
 """Pairwise losses with one sort and logcumsumexp in plain torch, without a B x B matrix, on any device.
 
-Let x_i + y_j be the exponent of the pair (i, j). The partners of j are all i for which (i, j) is in the sum. If the
-sentence pairs are sorted by score, j's partners are all pairs up to some position or, with labels, some of these pairs
-(see this folder's README).
+Let x_i + y_j be the exponent of the pair (i, j). The partners of j are all i for which (i, j) is in the sum, and the
+partners of i are all such j. If the sentence pairs are sorted by score, j's partners are all pairs up to some position
+or, with labels, some of these pairs (see this folder's README).
 
     P_j = logsumexp of x over j's partners      log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
     Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
@@ -70,7 +70,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Return twice the rank of the score at each sorted position. The result is non-decreasing under every tie rule."""
+    """Return the doubled rank (2 x rank) of each score in sorted order. It never decreases, under any tie rule."""
     if ties == "average":
         return first + last
     if ties == "min":
@@ -95,7 +95,7 @@ def _from(y: Tensor, start: Tensor) -> Tensor:
 
 
 def _log_one_plus(x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool) -> tuple[Tensor, Tensor | None]:
-    """Return L = log(1 + Z) and the difference dL/dx - dL/dy, computed from P = `below` and Q = `above`."""
+    """Return L = log(1 + Z) and dL/dx - dL/dy by this module's formulas, with P = `below` and Q = `above`."""
     log_terms = y + below
     log_z = log_terms.logsumexp(0)
     loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
@@ -119,7 +119,7 @@ def _assemble(
     problem: Problem,
     need_grad: bool,
 ) -> tuple[Tensor, Gradients]:
-    """Return the weighted losses, and their gradient in the caller's order. If a score is NaN, all results are NaN."""
+    """Return the weighted losses, and their gradients in the caller's order. If a score is NaN, all results are NaN."""
     poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
     losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
     if not problem.parts:
@@ -135,8 +135,9 @@ def _assemble(
 def _label_sums(
     x: Tensor, y: Tensor, first: Tensor, end: Tensor, labels: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums P and Q if labels restrict the pairs. P_j sums over all i before j's run of equal scores that
-    have a larger label than j. Q_i sums over all j after i's run that have a smaller label than i."""
+    """Return P and Q for pairs that labels restrict. P_j is the logsumexp of x over all i that have a larger label than
+    j and are before j's run of equal scores. Q_i is the logsumexp of y over all j that have a smaller label than i and
+    are after i's run."""
     values, order = labels.sort(stable=True)
     changes = values[1:] != values[:-1]
     if classes is None and labels.device.type == "cpu" and not torch._C._are_functorch_transforms_active():

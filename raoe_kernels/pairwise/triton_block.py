@@ -71,7 +71,7 @@ def order_key(scores, p, in_batch, floating, BLOCK: tl.constexpr):
 
 @triton.jit
 def count_ranks(first, last, number, bound, ties, n, BLOCK: tl.constexpr):
-    """Return the number of positions with a doubled rank of at most `bound`."""
+    """Return the number of positions whose doubled rank (2 x rank, an integer under all tie rules) is <= `bound`."""
     middle = tl.minimum(tl.maximum(bound >> 1, 0), n - 1)
     count = count_at_most(tl.gather(first, middle, 0), tl.gather(last, middle, 0), bound, ties)
     if ties == DENSE:
@@ -92,8 +92,9 @@ def between(up, down, end, start, linear, BLOCK: tl.constexpr):
 # l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for every bit, the pairs are grouped
 # by the higher bits. Within a group, in the order of the scores, pairs whose bit is 0 read sums over pairs whose bit is
 # 1, and vice versa. A scan carries three numbers: the group's sum; this sum without the last run (`seen`), because
-# equal scores are not compared; and flags. In the flags, bit 0 marks the beginning of a run, and bit 1 that of a group.
-# Bits 2 to 15 count the group's elements whose label bit is 1, and the bits from 16 on count those whose bit is 0.
+# equal scores are not compared; and flags. In the flags, bit 0 marks the beginning of a run, and bit 1 marks the
+# beginning of a group. Bits 2 to 15 count the group's elements whose label bit is 1, and the bits from 16 on count
+# those whose bit is 0.
 
 
 @triton.jit
@@ -146,11 +147,12 @@ def _partition(zero, flags, marks, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
-    """Return two sums for each pair: the sum of exp(x), passed as `up`, over pairs of earlier runs with larger labels,
-    and the sum of exp(-x) over pairs of later runs with smaller labels.
+    """Return two sums for each pair. The first is the sum of exp(x), passed as `up`, over pairs with larger labels in
+    earlier runs of equal scores. The second is the sum of exp(-x) over pairs with smaller labels in later runs.
 
-    `first` (below 2^15) identifies a pair's run. The results are, in a new order, both sums, first << 16 | position,
-    and `up`. The `position` is an element's index in the arguments. Elements that are not in_batch come last.
+    The first position of a run, `first` (below 2^15), identifies the run. The function returns four arrays in the same
+    new order: both sums, first << 16 | position, and `up`. The `position` is an element's index in the arguments.
+    Elements that are not in_batch come last.
     """
     q = tl.arange(0, BLOCK)
     empty = empty_sum(up.dtype, linear)

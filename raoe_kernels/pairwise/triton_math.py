@@ -38,8 +38,8 @@ def scalar(value, dtype: tl.constexpr):
 
 @triton.jit
 def exponents(c, low, high, scale, angular: tl.constexpr):
-    """Return the exponent x of each pair minus the midpoint of all x, and the range of x (largest minus smallest). The
-    exponents are clamped to half of the dtype's range, so that the sum of two exponents is finite."""
+    """Return each pair's exponent x minus the midpoint (min x + max x) / 2, and the range max x - min x. The exponents
+    are clamped to half of the dtype's range, so that the sum of two exponents is finite."""
     if angular:  # x = -scale theta
         c, low, high = -angle(c), -angle(low), -angle(high)
     bound: tl.constexpr = 8e307 if c.dtype == tl.float64 else 1.6e38
@@ -56,7 +56,7 @@ def empty_sum(dtype: tl.constexpr, linear):
 
 @triton.jit
 def terms(x, mask, linear):
-    """Return exp(x) if linear, else x. Where mask is False, return the empty sum."""
+    """Return exp(x), as a number if linear, else as its logarithm x. Where mask is False, return the empty sum."""
     up = x
     if linear:
         up = tl.exp(x)
@@ -65,7 +65,7 @@ def terms(x, mask, linear):
 
 @triton.jit
 def inverses(up, mask, linear):
-    """Return exp(-x) for `up` = exp(x) if linear, else -x for `up` = x. Where mask is False, return the empty sum."""
+    """Return exp(-x), stored like `up`: 1 / up if linear, else -up. Where mask is False, return the empty sum."""
     down = -up
     if linear:
         down = 1.0 / up
@@ -117,7 +117,7 @@ def _log_running(x):
 
 @triton.jit
 def running(up, down, linear):
-    """Return the inclusive prefix sums of two arrays."""
+    """Return the inclusive prefix sums of `up` and those of `down`."""
     if linear:
         up, down = tl.associative_scan((up, down), 0, _add_two)
     else:
@@ -135,8 +135,9 @@ def log_one_plus(z, linear):
     """Return log(1 + z), accurate for small z. Unless `linear`, the caller passes log(z) as z.
 
     In float32, the GPU's log is inaccurate near 1, so a series is used: log(1 + z) = 2 artanh(w), where w = z / (2 + z)
-    is at most 1/3. In float64, log is accurate, but 1 + z is rounded to fl(1 + z) = 1 + d. So the result is
-    log(1 + d) * z / d, because log is nearly linear near 1 (HP-15C Advanced Functions Handbook).
+    is at most 1/3. In float64, log is accurate, but 1 + z is rounded to fl(1 + z) = 1 + d. The factor z / d corrects
+    for this rounding: the result is log(1 + d) * z / d, which is accurate because log(1 + t) / t is nearly equal for t
+    = d and t = z (HP-15C Advanced Functions Handbook).
     """
     top = tl.where(linear, 0.0, tl.maximum(z, 0.0))  # log(1 + e^a) = max(a, 0) + log(1 + e^-|a|)
     if not linear:
@@ -221,16 +222,17 @@ def through_angle(c, by_minus_theta):
 
 @triton.jit
 def doubled_rank(first, last, ties):
-    """Return twice the rank of a run of equal scores, for all tie rules except "dense"."""
+    """Return the doubled rank (2 x rank) of a run of equal scores, for all tie rules except "dense"."""
     return tl.where(ties == AVERAGE, first + last, tl.where(ties == MAX, 2 * last, 2 * first))
 
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """Return the number of positions with doubled rank <= bound, given the ends of the run at position bound // 2.
+    """Return the number of positions with doubled rank <= bound. `first` and `last` are the ends of the run of equal
+    scores that contains position bound // 2.
 
     All earlier runs have doubled ranks below 2 * (bound // 2), and all later runs have doubled ranks above `bound`. So
-    only the doubled rank of the run at bound // 2 has to be compared with `bound`.
+    only the doubled rank of this run has to be compared with `bound`.
     """
     count = tl.where(doubled_rank(first, last, ties) <= bound, last + 1, first)
     return tl.where(bound < 0, 0, count)

@@ -29,7 +29,8 @@ def sigmoid_loss(
     over all columns of -log sigmoid(z (scale cos(anchor, column) + bias)), where z is 1 if the column is a positive of
     the anchor, else -1. The result is the mean over the anchors. An anchor may have any number of positives. Logits are
     computed in chunks of rows, so the loss needs O((N + P + M) D) memory and one buffer. The buffer takes 64 MiB or the
-    size of one row of logits, whichever is larger. With "triton", the buffer takes 256 MiB or the size of 1,024 rows.
+    size of one row of logits, whichever is larger. With "triton", the buffer takes 256 MiB or the size of 1,024 rows,
+    whichever is larger.
 
     Args:
         anchors, positives, negatives: (N, D), (P, D), (M, D) or None, as in info_nce_loss.

@@ -14,7 +14,7 @@ from ..infonce.problem import has_several_ids
 
 
 class Problem(NamedTuple):
-    """Arguments of one call. The C = P + M columns are the positives, followed by the negatives.
+    """Arguments of one call. The logits have C = P + M columns: the P positives, followed by the M negatives.
 
     Attributes:
         anchors (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype

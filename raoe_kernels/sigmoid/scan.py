@@ -67,7 +67,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _flip_positives(x: Tensor, column: Tensor, own_logit: Tensor, has_own: Tensor | None, group: Tensor | None) -> None:
-    """Negate x in place in the columns of a row's group, and set the own column of rows with has_own to -own_logit."""
+    """In each row of x, negate the columns of the row's group in place. If the row has a positive (has_own), set its
+    own column to -own_logit."""
     if group is not None:
         torch.where(group, -x, x, out=x)
     x.scatter_(1, column, -own_logit if has_own is None else torch.where(has_own, -own_logit, x.gather(1, column)))

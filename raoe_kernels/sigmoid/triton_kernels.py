@@ -32,8 +32,8 @@ WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
 def _stretch(problem: Problem) -> float:
-    """Return the factor by which float16 weights are scaled, to use more of float16's range. The weights include the
-    factors 1 / norm and are at most 4."""
+    """Return the factor by which float16 weights are scaled, to use more of float16's range. A weight includes the
+    factors 1 / norm of the scaled row and of the scaled column, and its magnitude is at most 4."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
 

@@ -68,8 +68,8 @@ class Columns:
 
     def find(self, row: Collection[str], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
         """Return {raoe's name: column} for a row, which is given as a mapping or as the names of its columns. Raise
-        RowProblem if no column matches a name in `require`, if several columns match one name, or if the columns of
-        earlier rows matched other names."""
+        RowProblem if no column matches a name in `require`, if several columns match one name, or if the matched names
+        differ from those of earlier rows."""
         present, found = tuple(row), self._found.setdefault(tuple(require), {})
         if present not in found:
             columns = {name: self.column(present, name, name in require) for name in (*require, *optional)}
@@ -87,8 +87,8 @@ class Columns:
         return [name for name in self.seen if name not in {*self.read, self.mapping.get("split") or "split"}]
 
     def column(self, present: Collection[str], name: str, required: bool) -> str | None:
-        """Return the column for one of raoe's names, or None. Raise RowProblem if several columns match, or if the
-        column is required but missing."""
+        """Return the column that matches one of raoe's names, or None. Raise RowProblem if several columns match, or if
+        a required column is missing."""
         mapped, aliases = self.mapping.get(name), NAMES[name]
         if name in self.mapping:
             found = [mapped] if mapped in present else []
@@ -96,7 +96,7 @@ class Columns:
             found = [column for column in aliases if column in present and column not in self.mapping.values()]
         if len(found) > 1 and name not in FIRST:
             choices = " and ".join(map(str, found))
-            raise RowProblem(f"columns {choices} could both be {name}: choose one with --data.columns {name}=COLUMN")
+            raise RowProblem(f"several columns match {name} ({choices}): choose one with --data.columns {name}=COLUMN")
         if found or (mapped is None and not required):
             return found[0] if found else None
         expected, headers = mapped or ", ".join(aliases), ", ".join(map(repr, present))
@@ -134,7 +134,7 @@ def parse_word(column: str, value: Any) -> str:
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
-    """Convert a score to a float. Raise RowProblem unless it is finite and within `scale`, a pair (lowest, highest)."""
+    """Convert a score to a float. Raise RowProblem unless the score is finite and within `scale` (lowest, highest)."""
     try:
         if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):  # Python reads 1_0 as 10
             raise TypeError
@@ -144,13 +144,13 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
     if not math.isfinite(score):
         raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")
     if scale and not scale[0] <= score <= scale[1]:
-        bounds = f"the declared score_scale {scale[0]:g} to {scale[1]:g}"
+        bounds = f"the range of score_scale, {scale[0]:g} to {scale[1]:g}"
         raise RowProblem(f"{column} {score:g} is outside {bounds}", reason="bad score")
     return score
 
 
 def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
-    """Convert a label map to {lower-case label: class}. Raise ValueError unless classes are None or integers >= 0."""
+    """Return a label map with lower-case labels. Raise ValueError unless each class is None or an integer >= 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     if not isinstance(labels, Mapping):
@@ -165,7 +165,7 @@ def resolve_labels(labels: LabelMap | None) -> dict[str, int | None]:
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """Return the class of a label. Raise RowProblem if label_map maps the label to None or does not contain it."""
+    """Return the class to which label_map maps a label. Raise RowProblem if this class is None or missing."""
     word = as_word(value)
     if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # pandas may store 1 as 1.0
         word = number

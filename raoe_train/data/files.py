@@ -47,8 +47,8 @@ def known_kind(path: Path) -> str:
 
 def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
     """Yield (line number from 1, line) for each line of a text file, plain or .gz. A line that cannot be decoded is
-    yielded as None. With `ends`, lines keep their terminators. Only a line feed ends a line, because texts may contain
-    other line separators, such as U+2028."""
+    yielded as None. With `ends`, lines keep their line terminators. Only a line feed ends a line, because texts may
+    contain other line separators, such as U+2028."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -70,7 +70,7 @@ def _tsv_cells(path: Path) -> Cells:
         cells = line.split("\t") if line else []
         if line and not warned and '""' in line and any(map(QUOTED.fullmatch, cells)):
             warned = True
-            advice = "quotes are part of the text: if the table has quoted cells, save it as a .csv file"
+            advice = "quotes are part of the text. If the table has quoted cells, save it as a .csv file"
             logger.warning("%s, line %d: in TSV files, %s", path, number, advice)
         yield number, RowProblem("not UTF-8") if line is None else cells
 
@@ -146,7 +146,7 @@ def _json(line: str | None) -> dict[str, Any] | RowProblem:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError(f"each key may occur only once in an object, got {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"each key may occur only once in a JSON object, got {', '.join(name for name, _ in pairs)}")
     return fields
 
 
@@ -176,7 +176,7 @@ def _parquet_rows(path: Path, where: str) -> Rows:
 
 def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mapping[str, Any]) -> Rows:
     """Yield the rows of batches, where each batch is {column: values}. Class numbers are replaced by class names,
-    because each dataset numbers its classes in its own way."""
+    because the numbering of classes differs between datasets."""
     classes = {column: kind for column, kind in features.items() if hasattr(kind, "int2str")}
     number = 0
     for batch in batches:
@@ -190,8 +190,8 @@ def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mappi
 
 
 def read_rows(path: Path, where: str = "") -> Rows:
-    """Yield the rows of a data file. Error messages call the file `where`, by default its path. Raise ValueError if the
-    whole file is invalid (a damaged .gz file, an invalid header)."""
+    """Yield the rows of a data file. `where` is the file's name in error messages (default: its path). Raise ValueError
+    if the whole file is invalid (such as a damaged .gz file or an invalid header)."""
     if (kind := known_kind(path)) == "parquet":
         return _parquet_rows(path, f"{path}, row")
     where = where or f"{path}, line"

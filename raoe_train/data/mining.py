@@ -41,7 +41,7 @@ def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
 
 
 def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
-    """Remove duplicate texts, and texts with several labels. Return (remaining rows, updated `counts`)."""
+    """Remove duplicate texts, and texts that occur with different labels. Return (remaining rows, updated `counts`)."""
     texts, labels = data["text"][:], data["label"][:]
     first_row: dict[str, int] = {}
     ambiguous = {text for k, text in enumerate(texts) if labels[first_row.setdefault(text, k)] != labels[k]}
@@ -54,7 +54,7 @@ def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """For each of n sentences, its neighbours (sentences whose cosine is above a threshold), nearest first."""
+    """The neighbours of each of n sentences (sentences with a cosine above a threshold), nearest first."""
 
     own: np.ndarray  # [n, k] indices of sentences of the same class
     others: np.ndarray  # [n, k] indices of sentences of other classes
@@ -63,7 +63,7 @@ class Neighbours:
 
 
 def make_draw(drop: float, count: int | None, seed: int) -> Draw:
-    """Create a function that drops the share `drop` of the examples at random and keeps at most `count` examples."""
+    """Create a function that randomly drops the fraction `drop` of the examples and keeps at most `count` examples."""
 
     def draw(total: int) -> np.ndarray:
         size = min(total - round(drop * total), total if count is None else count)
@@ -73,8 +73,8 @@ def make_draw(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """Build triplets of a sentence, a neighbour of its class and a neighbour of another class. Return ([m, 3] indices
-    of their sentences, number of triplets before `draw`)."""
+    """Build triplets (sentence, neighbour of the same class, neighbour of another class) and sample them with `draw`.
+    Return ([m, 3] sentence indices, number of triplets before sampling)."""
     sizes = near.own_count * near.others_count
     ends = np.cumsum(sizes)
     picks = draw(int(ends[-1]))
@@ -85,9 +85,9 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """Pair each sentence with its neighbours. Return ([m, 3] pairs, number of pairs before `draw`). A pair consists of
-    the indices of its sentences, and 1 if the sentences are of the same class, else 0. Without `others`, return only
-    pairs within a class. Two sentences that are neighbours of each other form only one pair."""
+    """Pair each sentence with its neighbours. Return ([m, 3] pairs sampled with `draw`, number of pairs before
+    sampling). A pair consists of two sentence indices, and 1 if the sentences have the same class, else 0. Without
+    `others`, return only pairs of the same class. Two sentences that are neighbours of each other form one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:
@@ -126,7 +126,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
 
 
 def example_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield each of the [m, 3] examples as a row with two or three columns, in which texts replace the indices."""
+    """Yield each of the [m, 3] examples as a row with two or three columns. Texts replace the sentence indices."""
     for numbers in examples.tolist():
         row = dict(zip(columns, numbers, strict=False))
         yield {name: n if name in ("label", "score") else texts[n] for name, n in row.items()}

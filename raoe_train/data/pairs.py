@@ -125,8 +125,8 @@ def is_conditional(prompt: str | None) -> bool:
 
 
 def split_conditional(prompt: str) -> tuple[str, str]:
-    """Split a prompt at {text}. The encoder adds the part after {text}, which contains no {condition}. BeLLM (Li and Li
-    2024, section 5.1) uses the prompt 'Given the context {condition}, summarize the sentence {text} in one word:"'.
+    """Split a prompt at {text}. The encoder adds the prompt's second part, which contains no {condition}. BeLLM (Li and
+    Li 2024, section 5.1) uses the prompt 'Given the context {condition}, summarize the sentence {text} in one word:"'.
     """
     fields = re.findall(r"{(.*?)}", prompt)
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
@@ -140,8 +140,8 @@ def split_conditional(prompt: str) -> tuple[str, str]:
 def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **options: Any) -> Table:
     """Read C-STS rows (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts) into the columns sentence1,
     sentence2 and, if `scored`, score (the row's label, from 1 to 5). Rows with a hidden label (-1, as in the test set)
-    are malformed. Each sentence starts with the part of `prompt` before {text}, in which the row's condition is filled
-    in. The encoder adds the part after {text}."""
+    are malformed. The part of `prompt` before {text}, with the row's condition filled in, is prepended to each
+    sentence. The encoder adds the part of the prompt after {text}."""
     template, _ = split_conditional(prompt)
     opened = Source(source, **options)
 
@@ -180,7 +180,7 @@ def read_scored(
 
 class PairsToScore:
     """The pairs to score, and the input's other columns, which are copied to the output. Rows without a gold label are
-    kept. Raise ValueError if the format `kind` cannot store a value, or if a column in `added` already exists.
+    kept. Raise ValueError if the format `kind` cannot store a value, or if the input has a column in `added`.
 
     Attributes:
         pairs: Dataset of sentence1 and sentence2.

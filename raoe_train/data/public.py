@@ -30,8 +30,8 @@ PAPERS = {
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return {data set: its entry in public.yaml}. `names` contains data sets and papers. A paper stands for all data
-    sets that it uses."""
+    """Return {data set: its entry in public.yaml}. `names` contains names of data sets and papers. A paper stands for
+    all data sets that it uses."""
     catalog = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     entries: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -84,7 +84,7 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
     for split, subsets in layout.get("subsets", {}).items():
         files[split] = [f"STS.input.{subset}.txt" for subset in subsets]
     if missing := [n for names in files.values() for n in names if not (base / n).is_file()]:
-        raise FileNotFoundError(f"{base} (SentEval) is incomplete: it lacks {', '.join(missing)}")
+        raise FileNotFoundError(f"these files of SentEval are missing in {base}: {', '.join(missing)}")
     splits = Splits()
     for split, names in files.items():
         labels = layout.get("labels", [None] * len(names))

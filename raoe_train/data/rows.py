@@ -167,7 +167,7 @@ def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
 
 
 def columns_in_order(data: Any) -> list[str]:
-    """Return the ordered names of a dataset's columns, or of the columns that its transform (set_transform) returns."""
+    """Return the names of a dataset's columns, or of those that its transform (set_transform) returns, in order."""
     names = [*data[:1]] if _transform_of(data) and len(data) else getattr(data, "column_names", None) or []
     return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
 
@@ -178,7 +178,7 @@ def _transform_of(data: Any) -> Any:
 
 
 def _has_roles(present: Collection[str], mapping: dict[str, str | None]) -> bool:
-    """Return whether the columns `present` include an anchor, so that the rows are not NLI pairs. If sentence1 is the
+    """Return whether the columns `present` include an anchor (if not, the rows are NLI pairs). If sentence1 is the
     anchor, add it to `mapping`."""
     roles = {"anchor", "positive", "negative", "neutral"}
     if roles & {*mapping} or {*NAMES["anchor"]} & {*present}:
@@ -249,8 +249,8 @@ def _parse_texts(column: str, value: Any) -> list[str]:
 
 def _usable(parsed: Any, most: int | None, dropped: Counter[str], left_out: Counter[str]) -> tuple[Iterator[Row], int]:
     """Drop positives that equal the query, and negatives that equal the query or one of its positives. Return (an
-    iterator over the usable rows, the largest number of negatives that a row gets from other rows). The iterator counts
-    dropped rows in `dropped`, and dropped texts in `left_out`, by reason."""
+    iterator over the usable rows, the largest number of negatives that one row takes over from other rows of its
+    query). The iterator counts dropped rows in `dropped`, and dropped texts in `left_out`, by reason."""
     known: dict[str, set[str]] = {}  # {query in several rows: the query and all of its positives}
     shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
     seen, repeated = set[int](), set[int]()  # hashes, because they need less memory than queries
@@ -316,7 +316,7 @@ def _combine(pairs: Iterable[Any], classes: Sequence[str], pairing: str, dropped
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
-    """Read lists of sentences into a column `sentences`, with the source sentence first. A repeated id is an error."""
+    """Read lists of sentences into a column `sentences`, with the source sentence first. List ids must be unique."""
     ids = set[str]()
 
     def parse(row: dict[str, Any]) -> dict[str, Any]:
@@ -330,9 +330,9 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
 
 
 def read_list(row: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the list in a row as {"sentences": list}. In the published data of the ranking-sentences paper, the column
-    list_sent contains each list as a string. A list with an empty sentence is malformed, because removing this sentence
-    would change the ranks of the other sentences."""
+    """Return a row's list of sentences as {"sentences": list}. In the published data of the ranking-sentences paper,
+    the column list_sent contains each list as a string. A list with an empty sentence is malformed, because removing
+    this sentence would change the ranks of the other sentences."""
     sentences = row.get("sentences", row.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
@@ -342,7 +342,7 @@ def read_list(row: dict[str, Any]) -> dict[str, list[str]]:
             raise RowProblem(problem, reason="no list") from None
     if not isinstance(sentences, list):
         names = ", ".join(map(repr, row))
-        problem = f"no list of sentences in a column 'sentences'; columns: {names}"
+        problem = f"no column 'sentences' with a list of sentences; columns: {names}"
         raise RowProblem(problem, reason="no list")
     for place, sentence in enumerate(sentences):
         try:

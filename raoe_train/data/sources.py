@@ -150,7 +150,7 @@ class Source:
         dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
         counts = {"read": kept + sum(dropped.values()), "kept": kept, "dropped": dropped}
         if not kept:
-            reasons = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items())
+            reasons = ", ".join(f"{reason} ({rows})" for reason, rows in dropped.items())
             reasons = (reasons or "there are no rows") + advice + "".join(self._examples)
             raise ValueError(f"{self.name}: no usable {noun} in {counts['read']} rows: {reasons}")
         unread = self.columns.unread()
@@ -222,7 +222,7 @@ def roles_in(name: Any, mapping: Mapped) -> set[str]:
 
 
 def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
-    """Return `mapping` without the columns that are missing from a source's first row: they belong to other files."""
+    """Return `mapping` without columns that a source's first row lacks. These columns belong to other files."""
     present = {None, *(Source(name, on_error="skip").first_columns() if mapping else ())}
     return {key: column for key, column in Columns(mapping).mapping.items() if column in present}
 
@@ -244,7 +244,7 @@ def read_sentences(name: str, columns: Mapped | None = None) -> "Dataset":
 
 
 def each_sentence(name: str, columns: Mapped | None = None) -> Iterator[tuple[str, str | RowProblem]]:
-    """Yield (place, sentence) for each row of a source, or (place, problem) for a malformed row."""
+    """Yield (location, sentence) for each row of a source, or (location, problem) for a malformed row."""
     source = Source(name, columns)
     is_text = is_file(name) and name.lower().removesuffix(".gz").endswith(".txt")
     if is_text and "sentence" not in (columns or {}):
@@ -269,7 +269,7 @@ def _of_split(name: str, rows: Rows, column: str, split: str) -> Rows:
             yield place, row
             continue
         if column not in row:
-            problem = f"no column {column!r}, by which #{split} selects rows"
+            problem = f"#{split} selects rows by the column {column!r}, which is missing"
             names = ", ".join(map(repr, row))
             raise ValueError(f"{place}: {problem}; columns: {names}")
         splits[str(row[column])] += 1
@@ -316,8 +316,8 @@ def _hub_rows(where: str, name: str, split: str) -> Rows:
 
 
 def labels_of(source: str, data: Data) -> dict[str, int | None] | None:
-    """Return the label map for one source of a section `data`. The label map is `data.labels`, or its entry for the
-    file's name (such as "sick" or "sick.tsv.gz"). Raise ValueError if an entry matches no source."""
+    """Return the label map for one source in the section `data` of the settings. The label map is `data.labels`, or its
+    entry for the file's name (such as "sick" or "sick.tsv.gz"). Raise ValueError if an entry matches no source."""
     if not data.labels or not any(isinstance(entry, dict) for entry in data.labels.values()):
         return data.labels
     names = [_names_of(part) for each in (*data.train, *(data.dev or [])) for part in pool(each)]

@@ -51,7 +51,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def prompt_of(model: Any, kind: str) -> str | None:
-    """Return a model's prompt for queries or documents. Without such a prompt, return the default prompt or None."""
+    """Return a model's prompt for queries or documents. If there is none, return the default prompt or None."""
     named = (model.prompts.get(name) for name in (*PROMPTS[kind], model.default_prompt_name))
     return next(filter(None, named), None)
 
@@ -59,7 +59,7 @@ def prompt_of(model: Any, kind: str) -> str | None:
 def refuse_conditional(model: Any, name: str) -> None:
     """Raise ValueError if a SentenceTransformer has a prompt with a {condition}, which plain texts do not have."""
     if CONDITIONAL in model.prompts:
-        raise ValueError(f"{name}: the prompt has a {{condition}} (C-STS): only the jobs train and evaluate support it")
+        raise ValueError(f"{name}: only the jobs train and evaluate support a prompt with {{condition}} (C-STS)")
 
 
 def print_cut(model: Any, texts: Iterable[str], source: str, prompt: str | None = None) -> int:
@@ -88,7 +88,8 @@ def embedder(encoder: Encoder, role: str, texts: Iterable[str] = (), kind: str |
     """Create a function that encodes sentences with a frozen encoder. The first call loads the encoder, and prints how
     many of `texts` are truncated. Error messages start with `role`, such as "teacher". If the settings contain no
     prompt, the model's own prompt for this `kind` of text (a key of PROMPTS) is used. If the settings name a `second`
-    encoder, the unit embeddings of both encoders are concatenated, so that each cosine is the mean of their cosines."""
+    encoder, the unit embeddings of both encoders are concatenated, so each cosine is the mean of both encoders'
+    cosines."""
     if (second := getattr(encoder, "second", None)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
         members = [embedder(each, role, texts, kind) for each in (first, second)]
@@ -162,8 +163,7 @@ def unit_rows(embeddings: np.ndarray, out: np.ndarray | None = None) -> np.ndarr
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the cosine between row i of `first` and row i of `second`, two [n, d] arrays, for each i. The result is
-    [n] float64, from -1 to 1. If a row is zero, its cosine is 0."""
+    """Return the row-wise cosines of two [n, d] arrays, [n] float64 from -1 to 1. The cosine of a zero row is 0."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     quotients = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
@@ -172,8 +172,8 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
     """Find the k nearest candidates of each query, or all candidates if there are fewer than k. All rows have norm 1.
-    Candidate i is row i of `texts` or, with row_of, row row_of[i]. Candidates with equal texts then share a row, so
-    their cosines are equal."""
+    Candidate i is `texts[i]`, or `texts[row_of[i]]` if row_of is given. With row_of, candidates with equal texts share
+    an embedding, so their cosines are equal."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
     return _concatenate([_best(cosines, k) for cosines in chunks])
 
@@ -194,7 +194,7 @@ def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Nei
 
 
 def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, Any]]:
-    """Compute up to CHUNK cosines at a time. Yield (index of the chunk's first query, its [rows, m] cosines)."""
+    """Compute up to CHUNK cosines at a time. Yield (index of a chunk's first query, the chunk's [rows, m] cosines)."""
     import torch
 
     first, second = (torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)) for rows in (queries, candidates))
@@ -204,7 +204,7 @@ def _chunks(queries: np.ndarray, candidates: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _best(cosines: Any, k: int) -> Neighbours:
-    """Return (columns, cosines) of the k highest cosines in each row. Break ties in favour of the first columns."""
+    """Return (columns, cosines) of the k highest cosines in each row. Break ties by column, lowest index first."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
     tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk selects any of equal values

@@ -1,8 +1,8 @@
 """Divide batches by length: encode texts in groups of similar length, each padded to its longest text or packed.
 
-If batches of NLI data are padded to their longest text, half to nine tenths of their tokens are padding. This module
-sorts the distinct texts of all columns by length. It then divides them into groups ("runs") with the smallest total
-cost, or packs them into one row without padding.
+If each batch of NLI data is padded to its longest text, 50 to 90 % of the tokens are padding. This module sorts the
+distinct texts of all columns by length. It then divides them into groups ("runs") with the smallest total cost, or
+packs them into one row without padding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,7 +109,7 @@ def by_length(columns: Sequence[Mapping[str, Any]], grouping: Grouping) -> Runs 
 def _runs_of(
     columns: list[Mapping[str, Any]], kind: dict[str, Any], grouping: Grouping
 ) -> tuple[list[dict[str, Any]], np.ndarray, list[int]]:
-    """Divide columns with the same prompt and task into runs of similar length. Return (features of each run, place of
+    """Divide columns with the same prompt and task into runs of similar length. Return (features of each run, index of
     each input text among the texts of all runs, number of texts in each column)."""
     dtypes = {name: value for name, value in kind.items() if isinstance(value, torch.dtype)}
     common = {name: value for name, value in kind.items() if name not in dtypes}
@@ -174,9 +174,9 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
 
 @contextmanager
 def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
-    """Context manager in which all runs of a batch share one look-up of word embeddings. The gradient of each look-up
-    is as large as the embedding table. `ids` contains the distinct token ids of the runs, in ascending order. If it is
-    None, each run looks up its own words."""
+    """Context manager in which all runs of a batch share one look-up of word embeddings, because the gradient of each
+    look-up is as large as the embedding table. `ids` contains the distinct token ids of the runs, in ascending order.
+    If `ids` is None, each run looks up its own tokens."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -198,10 +198,10 @@ def words_looked_up_once(model: Any, ids: Tensor | None) -> Iterator[None]:
 
 
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
-    """Divide texts, given by their ascending lengths, into runs with the smallest total cost. Return [begin, end) of
-    each run. The cost of a run of m texts is m times the length of its longest text, plus `forward`. Dynamic
-    programming over the distinct lengths finds the cheapest cuts. Runs with more than `most` tokens are then cut into
-    equal parts."""
+    """Divide texts, given their lengths in ascending order, into runs with the smallest total cost. Return the index
+    range [begin, end) of each run. The cost of a run of m texts is m times the length of its longest text, plus
+    `forward`. Dynamic programming over the distinct lengths finds the cheapest cuts. Runs with more than `most` tokens
+    are then cut into equal parts."""
     widths, ends = np.unique(lengths[::-1], return_index=True)
     ends = len(lengths) - ends  # number of texts up to each distinct length
     begins = np.concatenate([[0], ends])
@@ -224,7 +224,7 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
 
 
 def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
-    """Divide texts into packed rows of up to `most` tokens, or of one longer text. Return [begin, end) of each row."""
+    """Divide texts into packed rows of up to `most` tokens or one longer text. Return each row's range [begin, end)."""
     if most is None:
         return [(0, len(lengths))]
     ends, cuts, start = lengths.cumsum(), [], 0
@@ -247,7 +247,7 @@ class _Texts(NamedTuple):
 
 
 def _texts(columns: Sequence[Mapping[str, Any]], names: list[str]) -> _Texts:
-    """Return the texts of columns without padding. A text without tokens becomes one padding token."""
+    """Return the texts of tokenized columns, without padding. A text without tokens becomes one padding token."""
     tokens, lengths = [], []
     for column in columns:
         if (ends := column.get("cu_seq_lens_q")) is not None:

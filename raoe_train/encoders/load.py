@@ -111,7 +111,7 @@ def _new(spec: Model, sentences: Iterable[str] | None, seed: int) -> Any:
 
 
 def _change_layers(model: Any, spec: Model, seed: int, train: bool) -> None:
-    """Add the bidirectional layers and, for training, the adapter that the settings require."""
+    """Add the bidirectional layers and, for training, the adapter that the settings specify."""
     if not isinstance(model[0], Transformer):
         if spec.load_in_4bit or spec.lora or spec.bidirectional_layers is not None:
             options = "LoRA, 4-bit weights or bidirectional layers"
@@ -147,32 +147,32 @@ def convert_parameters(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
 
 
 def warn_without_end(model: Any) -> None:
-    """Warn if last-token pooling reads the last word of a text, because the tokenizer adds no end token."""
+    """Warn if last-token pooling would pool a token of the text, because the tokenizer adds no end token."""
     tokenizer = getattr(model, "tokenizer", None)
     is_last = any("lasttoken" in each.pooling_mode for each in model.modules() if isinstance(each, Pooling))
     if is_last and callable(tokenizer):
         plain = tokenizer("a", add_special_tokens=False)["input_ids"]
         if tokenizer("a")["input_ids"][-len(plain) :] == plain:
             end = f"{{text}}{tokenizer.eos_token or '...'}"
-            logger.warning("last-token pooling reads the last word, because the tokenizer adds no end token: "
+            logger.warning("the tokenizer adds no end token, so last-token pooling uses a token of the last word: "
                            "set model.prompt to '%s'", end)  # fmt: skip
 
 
 def warn_without_cosine(model: Any) -> None:
     """Warn if the similarity function of a SentenceTransformer is not the cosine."""
     if (name := getattr(model, "_similarity_fn_name", None)) not in (None, "cosine"):
-        logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates cosine similarity: "
+        logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates with cosine similarity: "
                        "raoe's results do not apply to %s", name, name)  # fmt: skip
 
 
 def check_vocabulary(model: Any) -> None:
     """Raise ValueError if the embedding table has no row for the padding token, because such an encoder cannot be
-    loaded again after it is saved. Warn about other tokens that have no row, because they cannot be encoded."""
+    loaded again after it is saved. Warn if other tokens are not in the table, because they cannot be encoded."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     table = getattr(getattr(model, "transformers_model", None), "get_input_embeddings", lambda: None)()
     rows = getattr(table, "num_embeddings", sys.maxsize)
     lost = [token for token, number in getattr(tokenizer, "get_vocab", dict)().items() if number >= rows]
-    problem = f"the embedding table has only {rows} rows, and lacks {len(lost)} tokens"
+    problem = f"the embedding table ({rows} rows) has no row for {len(lost)} of the tokens"
     advice = "call the model's resize_token_embeddings(len(tokenizer)) and save the model"
     if lost and tokenizer.pad_token in lost:
         raise ValueError(f"{problem}, including the padding token {tokenizer.pad_token!r}: {advice}")
@@ -181,10 +181,10 @@ def check_vocabulary(model: Any) -> None:
 
 
 def check_whole(model: Any, name: str, foreign: bool = False) -> None:
-    """Raise ValueError if an encoder is incomplete, because missing weights would be random. The tokenizer must have at
-    least half as many tokens as the embedding table has rows, because a missing tokenizer would be replaced by an empty
-    one. A pooler may be missing, because embeddings do not use it. If the model runs custom code (`foreign`), only
-    warn, because this code may set weights later."""
+    """Raise ValueError if an encoder is incomplete, because missing weights would be initialized randomly. The
+    tokenizer must have at least half as many tokens as the embedding table has rows, because a missing tokenizer would
+    be replaced by an empty one. A pooler may be missing, because embeddings do not use it. If the model runs custom
+    code (`foreign`), only warn, because this code may set weights later."""
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter is checked while loading
         return
@@ -263,7 +263,7 @@ def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
     if _takes_first(name, config) or config.model_type == "modernbert":
         return "cls"
     if name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
-        advice = "to choose, set model.pooling to mean, cls or last"
+        advice = "to choose the pooling mode, set model.pooling to mean, cls or last"
         logger.warning("%s does not define its pooling, so mean pooling is used; %s", name, advice)
     return "mean"
 
@@ -313,7 +313,7 @@ def _set_length(model: Any, spec: Model) -> None:
             limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa reserves the first positions for padding
     if limit is not None and length > limit:
         if spec.max_seq_length is not None:
-            raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions: lower it")
+            raise ValueError(f"model.max_seq_length {length} is too large: the encoder has only {limit} positions")
         model.max_seq_length = length = limit
     special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)(False)
     if length <= special:

@@ -110,8 +110,8 @@ def is_default(device: torch.device) -> bool:
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
-    """Let a SentenceTransformer with SDPA also read packed rows. Return None, or the reason why the model cannot. With
-    packed=False, only padded batches are allowed, and their masks are built without reading the padding."""
+    """Let a SentenceTransformer with SDPA also read packed rows. Return None, or the reason why the model cannot read
+    them. With packed=False, only padded batches are allowed, and their masks are built without reading the padding."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # a BidirectionalModel has a decoder
     before = getattr(config, "_attn_implementation", None)
@@ -131,7 +131,7 @@ def pack(model: Any, packed: bool = True) -> str | None:
 
 
 def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Keep only the tokens after the prompts. Without this step, Pooling would search for the prompts on the device."""
+    """Drop the tokens of the prompts before pooling. Otherwise, Pooling would search for the prompts on the device."""
     features, *others = arguments
     if "pooled_tokens" in features:
         features = {name: value for name, value in features.items() if name != "prompt_length"}
@@ -142,7 +142,7 @@ def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tup
 
 def without_pooler(model: Any) -> bool:
     """Let DistributedDataParallel ignore BERT's pooler, which a packed model computes but does not use. Return whether
-    the model is packed. A packed model uses all of its other weights, so DDP need not search for unused weights."""
+    the model is packed. A packed model uses all other weights, so DDP does not need find_unused_parameters."""
     if not isinstance(packing_of(model), Packing):
         return False
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in model.named_parameters() if ".pooler." in name]
@@ -151,7 +151,7 @@ def without_pooler(model: Any) -> bool:
 
 def vary_sizes(run: dict[str, Any]) -> dict[str, Any]:
     """Mark the sizes of a packed row as dynamic, so that torch.compile creates one graph for all rows. Only the sizes
-    of tensors can be marked, so the length of the longest text is passed as the size of an empty tensor."""
+    of tensors can be dynamic, so the length of the longest text is passed as the size of an empty tensor."""
     if run.get("cu_seq_lens_q") is None or run["attention_mask"] is None:  # a padded batch, or FlashAttention
         return run
     run = {**run, "max_length_q": run["input_ids"].new_empty(0, run["max_length_q"])}

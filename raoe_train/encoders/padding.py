@@ -25,7 +25,7 @@ SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 
 
 def tolerance(model: Any) -> float:
-    """Return the largest tolerance (see TOLERANCE) among the dtypes of a model's weights."""
+    """Return the largest of the tolerances in TOLERANCE for the dtypes of a model's weights."""
     return max((TOLERANCE.get(weight.dtype, 0.0) for weight in model.parameters()), default=0.0)
 
 

@@ -64,8 +64,8 @@ def loading(name: str) -> Iterator[None]:
         kind = OSError if isinstance(error, OSError) else ValueError
         reason = " ".join(str(error).split())
         if "ignore_mismatched_sizes" in reason:  # the words of transformers
-            reason = ("its weights do not have the sizes of the model they belong to. If you added tokens before "
-                      "training an adapter, save the base model with them, and train the adapter on it")  # fmt: skip
+            reason = ("the shapes of its weights do not match the model. If you added tokens before training an "
+                      "adapter, save the base model with them, and train the adapter on this model")  # fmt: skip
         elif not isinstance(error, (OSError, ValueError)):
             reason = f"its files may be damaged ({type(error).__name__}: {reason[:200]})"
         raise kind(f"{name} cannot be loaded: {reason}") from error

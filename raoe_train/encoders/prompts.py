@@ -41,7 +41,7 @@ def parse_template(template: str) -> tuple[str, str]:
 
 
 def apply_template(model: Any, template: str) -> None:
-    """Change a SentenceTransformer in place, so that it inserts every text into `template` (see parse_template).
+    """Change a SentenceTransformer in place, so that it inserts each text into `template` (see parse_template).
 
     The prefix becomes the default prompt, and the prompt for queries and documents. The tokens of the suffix follow the
     text (in a pair, the second text) and come before special tokens at the end ([SEP], EOS). These tokens replace the
@@ -93,7 +93,7 @@ def suffix_of(model: Any) -> str:
 
 
 def _backend(tokenizer: Any, **changes: Any) -> Any:
-    """Return a copy of the inner tokenizer with `changes`, but without the truncation and padding of the last call."""
+    """Return a copy of the backend tokenizer with `changes`, without the last call's truncation and padding."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     return Tokenizer.from_str(json.dumps({**state, "truncation": None, "padding": None, **changes}))
 
@@ -113,8 +113,8 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
-    """Return the token ids of a suffix after a word. Raise ValueError if the suffix adds no tokens, or if the ids
-    depend on the word."""
+    """Return the token ids of a suffix that follows a word. Raise ValueError if the suffix adds no tokens, or if the
+    ids depend on the word."""
     endings = set()
     for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids
@@ -127,7 +127,7 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
 
 
 def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
-    """Return the backend's post-processor with the suffix after the text. With `last`, nothing follows the suffix."""
+    """Return the backend's post-processor with the suffix after the text. With `last`, no tokens follow the suffix."""
     special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
     def pieces(*texts: str) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def drop_head(model: Any) -> None:
 
 
 def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
-    """Freeze a transformers model and add a trainable LoRA adapter in float32, or train the model's existing adapter.
+    """Freeze a transformers model and add a trainable LoRA adapter in float32, or make an existing adapter trainable.
 
     Args:
         settings: fields of peft.LoraConfig. Without target_modules, all linear layers get an adapter.

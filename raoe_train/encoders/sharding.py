@@ -1,4 +1,4 @@
-"""FSDP 2: copy a sharded encoder with all weights, so that sentence-transformers can save and evaluate it."""
+"""Copy a sharded (FSDP 2) encoder with all weights, so that sentence-transformers can save and evaluate it."""
 
 import copy
 from collections.abc import Mapping

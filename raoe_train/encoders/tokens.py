@@ -1,7 +1,7 @@
 """Tokenize a batch into one row without padding, directly with a fast tokenizer.
 
-By default, sentence-transformers pads the texts of a column and converts nested lists to a tensor. This takes more time
-than tokenizing, and by_length has to remove the padding again.
+By default, sentence-transformers pads the texts of a column and converts nested lists to a tensor. These steps take
+more time than tokenizing, and by_length has to remove the padding again.
 """
 
 from array import array
@@ -23,8 +23,8 @@ FEATURES = {"input_ids": "ids", "token_type_ids": "type_ids"}  # {feature: attri
 class RowTokenizer:
     """Tokenizes texts as `preprocess` of a SentenceTransformer does (see `is_plain`), but returns the tokens of all
     texts in one row, (1, tokens). The feature cu_seq_lens_q contains the boundaries of the texts, for by_length. If a
-    text has no tokens, all texts are padded. No reference to the model is kept, so that the workers of a DataLoader do
-    not get its weights."""
+    text has no tokens, all texts are padded. The tokenizer keeps no reference to the model, so its weights are not sent
+    to DataLoader workers."""
 
     def __init__(self, model: Any) -> None:
         self.tokenizer: Any = model[0].processor
@@ -33,7 +33,7 @@ class RowTokenizer:
         self.columns: dict[str, np.ndarray] = {}
 
     def __call__(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
-        """Tokenize texts, each with the prompt in front. Raise ValueError for inputs that are not texts."""
+        """Tokenize texts, each with the prompt prepended. Raise ValueError for inputs that are not texts."""
         if others := [each for each in inputs if type(each) is not str]:
             raise ValueError(f"the inputs of the encoder must be strings, got {others[0]!r:.200}")
         if not inputs:
@@ -70,7 +70,7 @@ class RowTokenizer:
         return ends, {name: values[index] for name, values in self.columns.items()}
 
     def _tokens(self, texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Tokenize n texts. Return ((n + 1,) boundaries of the texts, from 0; features of all tokens)."""
+        """Tokenize n texts. Return (n + 1 boundaries of the texts, starting at 0; features of all tokens)."""
         tokenizer = self.tokenizer
         limit = tokenizer.model_max_length
         strategy = TruncationStrategy.LONGEST_FIRST if limit < LARGE_INTEGER else TruncationStrategy.DO_NOT_TRUNCATE

@@ -16,8 +16,8 @@ from raoe_train.processes import rank_and_world
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
-    """Return [k] weights of retrieved sentences, nearest first, which sum to 1. With "linear", w_i = 2 (k + 1 - i) / (k
-    (k + 1)) for i from 1 to k (section 3.1 of the margins paper). With "none", all weights are equal."""
+    """Return [k] weights of the retrieved sentences, nearest first. The weights sum to 1. With "linear", w_i = 2 (k + 1
+    - i) / (k (k + 1)) for i = 1 … k (section 3.1 of the margins paper). With "none", all weights are equal."""
     if discount not in ("linear", "none"):
         raise ValueError(f"discount must be 'linear' or 'none', got {discount!r}")
     if k < 1:
@@ -32,8 +32,8 @@ class PolarityEvaluator(SentenceEvaluator):
     cos_R(s, s_i) (Eq. 2), where cos_R is the cosine of a frozen reference encoder R. As a baseline, compute S for R
     itself.
 
-    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent. These are the
-    means of P and S over the sentences, and their population standard deviations.
+    A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent. These scores are
+    the means of P and S over the sentences, and the population standard deviations.
 
     Args:
         sentences, labels: n texts and their classes. There may be any number of classes; they are compared with ==.
@@ -65,7 +65,7 @@ class PolarityEvaluator(SentenceEvaluator):
             if len(texts) != len(classes):
                 raise ValueError(f"{key} needs one label per sentence: expected {len(texts)}, got {len(classes)}")
         if absent := sorted(map(str, set(labels) - set(source_labels))):
-            advice = "add source sentences of this class, otherwise the polarity of its sentences is always 0"
+            advice = "add source sentences of this class. Otherwise, the polarity of its sentences is always 0"
             raise ValueError(f"no source sentence has class {', '.join(absent)}: {advice}")
         self.texts, self.labels = [*sentences, *source_sentences], list(labels)
         numbers = {label: number for number, label in enumerate(dict.fromkeys(source_labels))}
@@ -138,7 +138,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     test, train = _sample(test, options.max_sentences, options.seed), distinct(train, {})[0]
     count = options.sources * len(test)
     if len(train) < count:
-        needs = f"split train needs {count} sentences ({options.sources} for each of {len(test)} test sentences)"
+        needs = f"split train must have {count} sentences ({options.sources} for each of {len(test)} test sentences)"
         raise ValueError(f"{source}: {needs}, but has {len(train)}: lower polarity.sources or polarity.max_sentences")
     sources = _sample(train, count, options.seed)
     (texts, labels), (corpus, classes) = ((data["text"][:], data["label"][:]) for data in (test, sources))

@@ -26,7 +26,7 @@ K = 10  # number of top-ranked passages that the metrics use
 
 
 def read_retrieval(name: str, reading: Reading) -> Task:
-    """Read rows of queries and passages, or FOLDER#SPLIT in BEIR's layout. The default split is test."""
+    """Read a task from rows of queries and passages, or FOLDER#SPLIT in BEIR's layout. The default split is test."""
     folder, _, split = name.partition("#")
     if (path := Path(folder).expanduser()).is_dir():
         return _read_folder(path, split, reading.on_error)
@@ -76,8 +76,8 @@ def _read_folder(folder: Path, split: str, on_error: str) -> Task:
 
 
 def _judgements(path: Path) -> Any:
-    """Return a file of relevance judgements (qrels) as a source. The file has a header or is in TREC's format: each
-    line contains query id, iteration, passage id and relevance, separated by tabs or spaces."""
+    """Return a file of relevance judgements (qrels) as a data source. The file has a header or is in TREC's format:
+    each line contains query id, iteration, passage id and relevance, separated by tabs or spaces."""
     names = ("query-id", "iteration", "corpus-id", "score")
 
     def row(line: str | None) -> Row:
@@ -97,11 +97,11 @@ def _file(folder: Path, *names: str) -> Path:
     for path in (folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz")):
         if path.is_file():
             return path
-    raise FileNotFoundError(f"{folder} has no {' or '.join(names)} (or .gz), which BEIR's layout needs")
+    raise FileNotFoundError(f"{folder} has no {' or '.join(names)} (or .gz), which BEIR's layout requires")
 
 
 def read_passages(source: str | os.PathLike[str], on_error: str = "raise") -> dict[str, str]:
-    """Read a corpus as {_id: text}, with titles before the texts. A row without _id gets an id such as "line 1"."""
+    """Read a corpus as {_id: text}. Prepend each title to its text. A row without _id gets an id such as "line 1"."""
     opened, texts = Source(source, on_error=on_error), dict[str, str]()
 
     def passage(fields: dict[str, Any]) -> dict[str, str]:
@@ -145,9 +145,9 @@ def measure(
 ) -> tuple[dict[str, Any], Outcomes]:
     """Return (metrics, Outcomes with the nDCG@10 of each query). The metrics are "ndcg@10", "recall@10", "mrr@10" and
     "accuracy@1", all x100, and the numbers of "queries" and "passages". `embeddings` contains a row for each query,
-    then a row for each distinct text. The rows of `embeddings` are scaled to norm 1 in place. Row row_of[i] of the
-    texts is the embedding of passage i. The passages targets[j] are relevant to query j. The ranking of query j leaves
-    out passage own[j], if any."""
+    then a row for each distinct text. The rows of `embeddings` are scaled to norm 1 in place. Passage i is the distinct
+    text with index row_of[i]. The passages targets[j] are relevant to query j. Unless own[j] is NONE, passage own[j] is
+    excluded from the ranking of query j."""
     queries, texts = np.split(unit_rows(embeddings, out=embeddings), [len(targets)])
     ranked, _ = nearest(queries, texts, K + 1, row_of if len(row_of) > len(texts) else None)
     own_last = (ranked == own[:, None]).argsort(axis=1, kind="stable")  # NONE is last already

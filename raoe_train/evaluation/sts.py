@@ -27,9 +27,9 @@ def of_pairs(pairs: Any) -> Task:
 
 
 def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-    """Return ({"spearman", "pearson", "pairs"}, Outcomes with cosines and scores). The correlations, x100, are over all
-    pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also contains "subsets"
-    ({name: the same three metrics}) and "mean" (the unweighted mean of the subsets' correlations)."""
+    """Return ({"spearman", "pearson", "pairs"}, Outcomes with cosines and scores). The correlations, x100, are computed
+    over all pairs together ("all" in Gao et al. 2021, Appendix B). With several subsets, the dict also contains
+    "subsets" ({name: the same three metrics}) and "mean" (the unweighted mean of the subsets' correlations)."""
     similarity = cosines(*np.split(embeddings, 2))
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | N
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """Return the prompt in a model's settings, else the saved prompt with a {condition}, else None."""
+    """Return the prompt in a model's settings or, if it is not set, the saved prompt with a {condition}, or None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:

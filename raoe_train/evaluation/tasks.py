@@ -1,4 +1,4 @@
-"""Tasks to evaluate encoders on. To add a kind of task, add a function (name, Reading) -> Task, and a line to KINDS."""
+"""Evaluation tasks. To add a kind of task, write a function like read_sts in sts.py, and add a line to KINDS."""
 
 import os
 import pkgutil
@@ -95,7 +95,7 @@ def suite_tasks(suites: Sequence[str]) -> list[str]:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """Split a task such as KIND:NAME into (kind, name), see read_tasks. Raise ValueError for an unknown kind."""
+    """Split a task such as KIND:NAME into (kind, name) (see read_tasks). Raise ValueError for an unknown kind."""
     prefix, colon, rest = word.partition(":")
     if colon and prefix in KINDS:
         return prefix, rest
@@ -121,7 +121,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **optio
     for word in dict.fromkeys(tasks):
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
-            raise ValueError(f"task {word!r}: the prompt has a {{condition}}, but {kind} tasks have no conditions")
+            raise ValueError(f"task {word!r}: the prompt contains {{condition}}, but {kind} tasks have no conditions")
         try:
             by_word[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
@@ -142,7 +142,7 @@ def source_of(word: str, data_dir: str | None) -> str | None:
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """Find the source of a task NAME, NAME#SPLIT or NAME-all. The source is data_dir/NAME.* or data_dir/KIND/NAME.*, or
-    else data_dir/*/NAME.*. NAME alone means the test split, unless `whole`. Return file and hub names unchanged."""
+    else data_dir/*/NAME.*. NAME means the test split unless `whole` is set. Return file and hub names unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
@@ -159,7 +159,7 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
         hint, names = nearest(repr(name), map(repr, index)), ", ".join(sorted(index))
         raise NoSuchTask(f"no task {task!r} in {folder}{hint}; no file matches {name}.* or */{name}.*; tasks: {names}")
     if len(files) > 1:
-        raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; set the task to one of these files")
+        raise ValueError(f"task {task!r} is ambiguous: pass one of these files: {', '.join(map(str, files))}")
     file = str(files[0])
     if split:
         return f"{file}#{split}"

@@ -114,7 +114,7 @@ def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> 
 
 class LinearLayer:
     """SentEval's classifier: a linear layer trained with cross entropy. The weights of the round with the best dev
-    accuracy are kept. All penalties use the same initial weights and batches, so their layers are trained together."""
+    accuracy are kept. All layers (one per penalty) share initial weights and batches, so they are trained together."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         with_ones = np.column_stack([features, np.ones(len(features))])

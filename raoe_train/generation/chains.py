@@ -48,8 +48,8 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
         if len(starts) == data.max_rows:
             break
     if not starts:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
-        raise ValueError(f"{data.input} has no usable sentences to start chains from ({reasons})")
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in skipped.items()) or "it has no rows"
+        raise ValueError(f"{data.input} has no usable sentences to start chains from: {reasons}")
     return starts, dict(skipped)
 
 
@@ -79,7 +79,7 @@ class Chain:
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """Return the next request. If it needs more than `limit` positions, the chain fails, and the result is None."""
+        """Return the next request. If it needs more than `limit` positions, the chain fails: return None."""
         settings, step = self.generation, len(self.sentences)
         single = settings.method == "single-step"
         guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # lambda = 0 in step 1

@@ -1,10 +1,10 @@
 """Guided decoding of a batch of requests (Eq. 4 of the ranking-sentences paper).
 
-A request has a nearer context, which the answer continues, and often a farther context, from which guidance moves the
-answer away. All contexts of all requests are rows of one left-padded batch with one KV cache. Each token of an answer
-is appended to both contexts of its request. If all contexts begin with the same tokens, such as the instruction of a
-prompt, the model reads these tokens only once. An answer does not depend on other requests. The random numbers of an
-answer come from its request's seed, and transformers' logits processors get only the tokens of this request, without
+A request contains a nearer context (a prompt that the answer continues) and often a farther context (a prompt from
+which guidance moves the answer away). All contexts of all requests are rows of one left-padded batch with one KV cache.
+Each token of an answer is appended to both contexts of its request. If all contexts begin with the same tokens, such as
+the instruction of a prompt, the model reads these tokens only once. An answer does not depend on other requests: its
+random numbers come from its request's seed, and transformers' logits processors get only this request's tokens, without
 padding."""
 
 import inspect
@@ -130,7 +130,7 @@ class GuidedDecoder:
         return self.model(**inputs).logits[:, -1]
 
     def _choose(self, scores: "Scores", earlier: list[list[int]], uniform: Tensor | None) -> Tensor:
-        """Return [N] next tokens, or -1 where no score is valid. `earlier` contains the tokens that processors need."""
+        """Return [N] next tokens, or -1 where no score is valid. The logits processors read the tokens `earlier`."""
         if uniform is None and not earlier:
             return scores.best()
         mixed = scores.mixed()
@@ -170,7 +170,7 @@ class GuidedDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of next tokens x for N answers: guidance log p(x | near) - (guidance - 1) log p(x | far), as in Eq. 4."""
+    """Scores of N answers' next tokens x: guidance * log p(x | near) - (guidance - 1) * log p(x | far), as in Eq. 4."""
 
     logits: Tensor  # [N + F, V] of N nearer contexts, then of F farther contexts
     guidance: list[float]  # of each answer
@@ -193,14 +193,14 @@ class Scores:
         return tokens.where(self.logits.gather(1, of_rows[:, None]).isfinite().all(), -1)
 
     def _guided(self) -> Iterator[tuple[float, list[int], list[int]]]:
-        """Yield (guidance, rows of nearer contexts, rows of farther contexts) for each value of guidance."""
+        """Yield (guidance, rows of nearer contexts, rows of farther contexts) for each distinct guidance."""
         for guidance in {self.guidance[answer] for answer in self.answers}:
             rows = [place for place, answer in enumerate(self.answers) if self.guidance[answer] == guidance]
             yield guidance, [self.answers[row] for row in rows], [len(self.guidance) + row for row in rows]
 
 
 def common_beginning(contexts: Sequence[Sequence[int]]) -> int:
-    """Return the number of initial tokens that all contexts share. The last token of a context is never counted."""
+    """Return the number of tokens in the contexts' common prefix. The last token of a context is never counted."""
     for place, tokens in enumerate(zip(*contexts, strict=False)):
         if len(set(tokens)) > 1:
             return place
@@ -208,7 +208,7 @@ def common_beginning(contexts: Sequence[Sequence[int]]) -> int:
 
 
 def processors(sampling: Sampling) -> Any:
-    """Return a LogitsProcessorList that applies penalties for earlier tokens, then temperature, top-k and top-p."""
+    """Return a LogitsProcessorList that applies repetition penalties, then temperature, top-k and top-p."""
     penalty, size, temperature = sampling.repetition_penalty, sampling.no_repeat_ngram_size, sampling.temperature
     steps = (
         penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
@@ -221,12 +221,12 @@ def processors(sampling: Sampling) -> Any:
 
 
 def uniforms(seed: int, count: int) -> Tensor:
-    """Draw [count] float32 numbers in [0, 1) for one answer, on the CPU, so that they are equal on all devices."""
+    """Draw `count` uniform float32 numbers from [0, 1) on the CPU. A seed gives the same numbers for every device."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)), device="cpu")
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """Draw [N] tokens, int64, from [N, V] scores. In each row, draw the first token whose cumulative probability
+    """Sample N tokens (int64) from [N, V] scores. In each row, choose the first token whose cumulative probability
     exceeds the row's uniform number. A row with a NaN, or with only -inf, gets -1."""
     # float64, so that the sum of 10^5 probabilities exceeds 1 - 2^-24, the largest float32 below 1; a token with
     # probability 0 adds nothing and is never drawn

@@ -90,7 +90,7 @@ def numbered(sentences: Sequence[str]) -> str:
 
 
 def parse_list(text: str, steps: int) -> list[str] | str:
-    """Parse an answer to the single-step prompt. Return the sentences, or else the problem with the answer.
+    """Parse an answer to the single-step prompt. Return the sentences, or a message that says what is wrong.
 
     Items must be numbered from 1 without gaps, one per line. Blank lines, and lines before the first item that end with
     a colon, are ignored. A list without exactly `steps` items is rejected, because lists are never cut or extended.
@@ -109,7 +109,7 @@ def parse_list(text: str, steps: int) -> list[str] | str:
 
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
-    """Return the problem with a generated sentence, or None. `source` is the source sentence of the chain."""
+    """Return the problem with a generated sentence, or None if it is valid. `source` is the chain's source sentence."""
     if problem := unfinished(finish) or flaw(sentence):
         return problem
     if "\ufffd" in sentence:
@@ -139,8 +139,8 @@ def unfinished(finish: str) -> str | None:
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:
-    """Return the problem with a chain (the source sentence, then the generated sentences), or None. For a
-    finished chain, pass `steps`, the number of generated sentences that it must have."""
+    """Return the problem with a chain (the source sentence, then the generated sentences), or None if it is valid. For
+    a finished chain, pass `steps`, the number of generated sentences that it must have."""
     if steps is not None and len(sentences) != steps + 1:
         return f"not complete: {len(sentences) - 1} of {steps} sentences"
     counts: Counter[str] = Counter()

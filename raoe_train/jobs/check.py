@@ -1,6 +1,6 @@
 """The job `check`: test whether the embedding of a sentence depends on the rest of its batch.
 
-An embedding depends on its batch if the model attends to padding, or attends differently if there is no padding.
+An embedding depends on its batch if the model attends to padding tokens, or if it attends differently without padding.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
     from raoe_train.encoders.load import load_encoder
 
     result = check_encoder(load_encoder(config.model))
-    print(f"largest difference between a sentence's embeddings in a batch and alone (limit {result['tolerance']:g}):")
+    print(f"largest difference between embeddings of a sentence in a batch and alone (limit {result['tolerance']:g}):")
     for name, value in result["differences"].items():
         print(f"  {name:<28} {value:.1e}")
     layers, seen = result["bidirectional"].values()

@@ -19,11 +19,11 @@ from raoe_train.processes import print_on_rank_zero, rank_and_world
 def encode(config: EncodeConfig, output: Output) -> dict[str, Any]:
     """Read sentences from a file, and write their embeddings to a .npy file.
 
-    OUTPUT contains a float32 array [sentences, d], whose row i is the embedding of sentence i. The input is a .txt file
-    (also .gz) with one sentence per line, or a data file with a column `sentence` or `text` (data.columns maps other
-    names). Finished embeddings are stored in OUTPUT.parts/ until OUTPUT is written, so that an interrupted job can
-    resume. Under torchrun, each process encodes its share of the sentences, and rank 0 writes OUTPUT. The resumed job
-    can use a different number of processes.
+    OUTPUT contains a float32 array [sentences, d], whose row i is the embedding of sentence i. The input is a .txt or
+    .txt.gz file with one sentence per line, or a data file with a column `sentence` or `text` (for other column names,
+    set data.columns). Finished embeddings are stored in OUTPUT.parts/ until OUTPUT is written, so that an interrupted
+    job can resume, even with a different number of processes. Under torchrun, each process encodes its share of the
+    sentences, and rank 0 writes OUTPUT.
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
@@ -51,5 +51,5 @@ def encode(config: EncodeConfig, output: Output) -> dict[str, Any]:
         np.lib.format.write_array_header_1_0(file, header)
         for part in paths:
             file.write(np.load(part).tobytes())
-    print(f"{count} sentences x {dimension} dimensions -> {path}")
+    print(f"wrote {count} embeddings with {dimension} dimensions to {path}")
     return {"sentences": count, "dimension": dimension, "model": config.model.name}

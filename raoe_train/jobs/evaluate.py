@@ -1,4 +1,4 @@
-"""The job `evaluate`: compute the scores of an encoder on tasks."""
+"""The job `evaluate`: compute the metrics of an encoder on evaluation tasks."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ def evaluate(config: EvaluateConfig, output: Output | None) -> dict[str, Any]:
 
     The result is printed as a table and, if `output` is set, written to OUTPUT. OUTPUT.examples.npz stores the
     per-example results from which the main metrics are computed. Finished embeddings are stored in OUTPUT.parts/ until
-    OUTPUT is written, so that an interrupted job can resume, also with a different number of processes. Under torchrun,
+    OUTPUT is written, so that an interrupted job can resume, even with a different number of processes. Under torchrun,
     `output` must be set. Each process then encodes its share of the texts, and rank 0 computes the scores.
 
     Returns:

@@ -16,7 +16,7 @@ from raoe_train.settings import Model
 def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 
-    A decoder without bidirectional layers is saved in transformers' own format, which can be loaded without raoe. To
+    A decoder without bidirectional layers is saved in the format of transformers, which can be loaded without raoe. To
     load an exported model with bidirectional layers, call `raoe_train.register()` first or, if raoe is not installed,
     pass `trust_remote_code=True`. An adapter that was trained on 4-bit weights is merged into the unquantized weights
     of its base model, so the embeddings change slightly. If bitsandbytes is installed, the job compares the embeddings
@@ -39,7 +39,7 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
         raise FileNotFoundError(f"no sentence-transformers model in {str(source)!r} (it has no modules.json)")
     target = require(config.output, "output", "the directory to write to")
     if (output.path / "metrics.json").exists():
-        raise ValueError(f"output {target} contains a training run, which export never replaces: choose another output")
+        raise ValueError(f"output {target} contains a training run, which is never overwritten: choose another output")
     register()
     own_adapter = (source / "adapter" / "adapter_config.json").is_file()
     peft_adapter = (source / "adapter_config.json").is_file()

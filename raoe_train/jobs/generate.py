@@ -31,13 +31,13 @@ FEW = 0.1  # minimum share of verified chains; below it, the job reports a failu
 
 @job(together=True)
 def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
-    """Generate chains of sentences that move further away from a source sentence with each step.
+    """Generate chains of sentences that become less similar to a source sentence with each step.
 
     Each line of OUTPUT is {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"}, where
-    `id` is the row number of the source sentence in the input, counted from 1. If a sentence breaks a rule, its chain
-    ends and is written to OUTPUT.failed.jsonl, with "reason" and "step". If generation.verify is false, no rules are
-    checked. Under torchrun or accelerate, each process generates its share of the chains, and rank 0 writes OUTPUT.
-    Until OUTPUT is written, finished chains are stored in OUTPUT.parts/, from which an interrupted job resumes.
+    `id` is the row number of the source sentence in the input, counted from 1. Each generated sentence is checked
+    against rules, unless generation.verify is false. If a sentence breaks a rule, its chain ends and is written to
+    OUTPUT.failed.jsonl, with "reason" and "step". Under torchrun or accelerate, each process generates its share of the
+    chains, and rank 0 writes OUTPUT. An interrupted job resumes from the finished chains in OUTPUT.parts/.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
@@ -94,8 +94,8 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """Load a causal language model in eval mode onto its device. Raise ValueError if the model's files lack weights
-    (such as those of the head), because transformers would initialize them at random."""
+    """Load a causal language model in eval mode onto its device. Raise ValueError if weights (such as those of the
+    head) are missing from the checkpoint, because transformers would initialize them randomly."""
     device = model.device or default_device()
     check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
@@ -107,12 +107,12 @@ def load_language_model(model: LanguageModel) -> Any:
         result: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = result
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{model.name} is not a complete language model: it lacks weights ({', '.join(missing[:3])})")
+        raise ValueError(f"{model.name} has no weights for {', '.join(missing[:3])}: use a complete language model")
     return network.eval()
 
 
 def default_device() -> str:
-    """Return the torch device: an accelerator if there is one, else cpu. LOCAL_RANK selects one of several GPUs."""
+    """Return the default device: an accelerator if available, else cpu. LOCAL_RANK selects one of several GPUs."""
     if torch.cuda.is_available():
         return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -137,7 +137,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the finished chains of all processes as {id: row}. Skip the incomplete last line of a killed process."""
+    """Return the finished chains of all processes as {id: row}. Skip a last line that a killed process cut off."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for _, row in json_rows(path, str(path)):
@@ -157,8 +157,8 @@ def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def _write(chains: Any, folder: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
-    """Write the finished chains to one new file in `folder`, next to the files of earlier, interrupted runs. `total` is
-    the number of chains of this process, and `waiting` is the number of chains still to generate. Return the number of
+    """Write all finished chains to one new file in `folder`. The files of interrupted runs stay there. `total` is the
+    number of chains of this process, and `waiting` is the number of chains still to generate. Return the number of
     chains and tokens, the duration and the speed."""
     tokens, start, done = 0, time.perf_counter(), total - waiting
     if done:
@@ -188,7 +188,7 @@ def _print(result: dict[str, Any], output: str, generation: Generation) -> None:
     failed = f"failed chains, saved in {output}.failed.jsonl:"
     for label, counts in ((failed, "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:
-            print(label, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
+            print(label, ", ".join(f"{reason} ({count})" for reason, count in result[counts].items()))
     if result["failed"]:
         failed = result["failed_chains"]
         few_shot = generation.method != "single-step" and generation.prompt != FEW_SHOT and "no room" not in failed

@@ -88,7 +88,7 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
     sentences, labels = texts["text"][:], texts["label"][:]
     sizes = dict(sorted(Counter(labels).items()))
     if not sentences:
-        raise ValueError(f"{data.input}: every text has two different labels, so no text can be used")
+        raise ValueError(f"{data.input}: every text occurs with different labels, so no text can be used")
     if len(sizes) < 2:
         raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more classes")
     columns = COLUMNS[loss]
@@ -150,8 +150,8 @@ def _print(result: dict[str, Any], path: str, count: int | None) -> None:
 
 
 class _Embedded:
-    """Stand-in for an encoder, which gives precomputed embeddings to mine_hard_negatives. Each argument is a pair (n
-    texts, their unit embeddings [n, d])."""
+    """Substitute for an encoder, which returns precomputed embeddings to mine_hard_negatives. Both arguments of the
+    constructor are pairs (n texts, their unit embeddings [n, d])."""
 
     device = "cpu"
     similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # for unit rows
@@ -224,7 +224,7 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
     write_rows(output.path, columns, (dict(zip(columns, row, strict=False)) for row in rows))
     fewer, total = sum(number < mining.num_negatives for number in numbers), sum(numbers)
     is_limited = fewer and mining.range_max is None and len(corpus) > mining.num_negatives * 10
-    advice = "; a larger mining.range_max finds more" if is_limited else ""
+    advice = "; to find more, set a larger mining.range_max" if is_limited else ""
     found = f"wrote {len(rows)} rows with {total} negatives to {config.output}"
     print(f"{found}; {fewer} rows have fewer than {mining.num_negatives} negatives{advice}")
     counted = {"rows": len(rows), "negatives": total, "fewer": fewer, "passages": len(corpus)}

@@ -37,9 +37,9 @@ def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
     are the raw cosines of the two teachers, and score is their mean. OUTPUT.json contains a summary, with statistics
     for each label if the rows have NLI labels.
 
-    Each teacher accepts all settings of a frozen encoder. Scores are stored in OUTPUT.parts/ until OUTPUT is written.
-    Under torchrun, each process scores its share of the pairs, and rank 0 writes OUTPUT. An interrupted job can resume
-    with a different number of processes.
+    For each teacher, you can set all fields of FrozenEncoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
+    written. Under torchrun, each process scores its share of the pairs, and rank 0 writes OUTPUT. An interrupted job
+    can resume with a different number of processes.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
@@ -74,7 +74,7 @@ def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
         },
         "teachers": [encoder.name for encoder in encoders],
     }
-    print(f"{len(mean)} pairs scored, mean score {result['mean']:.4f} -> {path}")
+    print(f"wrote {len(mean)} scored pairs (mean score: {result['mean']:.4f}) to {path}")
     return result
 
 

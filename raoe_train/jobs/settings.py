@@ -61,8 +61,8 @@ class TrainConfig:
     dry_run: Unrecorded[bool] = False
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords and `training.others` (for which sentence-transformers is imported). Return the
-        settings, with default values for unset keywords of the loss."""
+        """Check the loss, its keywords and `training.others`. Return the settings, with default values for unset
+        keywords of the loss. (This imports sentence-transformers.)"""
         path, others = self.loss.class_path, self.training.others
         keywords = loss_keywords(loss_class(path))
         types = {name: key.type for name, key in keywords.items()}
@@ -79,7 +79,7 @@ class TrainConfig:
 
 
 def converted(section: str, values: Mapping[str, Any], types: Mapping[str, Any], advice: str = "") -> dict[str, Any]:
-    """Convert the values of a settings section to `types`. Raise ValueError with `advice` for an unknown key."""
+    """Convert the values of a settings section to their `types`. Raise ValueError with `advice` for an unknown key."""
     for name in values:
         if name not in types:
             hint = nearest(f"{section}.{name}", [f"{section}.{each}" for each in types])

@@ -68,7 +68,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
 
 
 def output_of(config: Any) -> Output | None:
-    """Return the Output of a job's configuration, with the settings to record, or None if the job keeps no record."""
+    """Return the Output of a job's configuration, with the settings to record, or None if the job writes no record."""
     if not hasattr(config, "output") or not getattr(config, "has_record", True):
         return None
     settings = recorded(config)  # first, because it reports missing files
@@ -131,7 +131,7 @@ def check_paths(config: Any) -> None:
 
 
 def require(value: str | None, key: str, meaning: str) -> str:
-    """Return the value of a setting that has no default. Raise ValueError if the value is missing."""
+    """Return the value of a required setting. Raise ValueError if the value is missing."""
     if not value:
         raise ValueError(f"--{key} is missing: set it to {meaning}")
     return value

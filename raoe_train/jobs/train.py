@@ -70,7 +70,7 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
 
     With evaluation.certificate, the result also contains "certificate", the content of certificate.json (see
     raoe_train.training.certificate.choose). The key "failed" is 1 if the certificate rejects the run or, without a
-    certificate, if the dev score fell.
+    certificate, if training lowered the dev score.
     """
     start_time = time.time()
     config, has_dev = by_data(config), bool(config.data.dev or config.data.dev_share)
@@ -134,8 +134,8 @@ class Run:
     costs: list[dict[str, Any]] = field(default_factory=list)  # of each training, see Meter.costs
 
     def evaluate(self, tasks: dict[str, Task], dev: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the encoder's metrics x 100 on the dev sets (averaged over several dev sets) and on the tasks. An
-        undefined correlation is None. If `dev` is given, its metrics replace an evaluation on the dev sets."""
+        """Return the encoder's metrics x 100 on the dev sets (averaged if there are several) and on the tasks. An
+        undefined correlation is None. If `dev` is given, use these metrics instead of a dev evaluation."""
         metrics = dict(dev or {})
         results = self.evaluator(self.encoder) if self.evaluator and dev is None else {}
         for name, key in self.evaluator.metrics.items() if results else ():
@@ -150,7 +150,7 @@ def prepare(
     config: TrainConfig, arguments: dict[str, Any], tasks: dict[str, Task], folder: Path, output: Output | None = None
 ) -> Run:
     """Read the data, load the encoder and, except in a dry run, start the output. With `overwrite`, the earlier run is
-    removed only after all inputs have been read. A teacher's cache and a new encoder are stored in `folder`."""
+    removed only after all inputs have been read. The teacher's cache and a new encoder are stored in `folder`."""
 
     def begin() -> None:
         if output is not None:
@@ -183,7 +183,7 @@ def prepare(
 
 
 def facts_of(run: Run) -> dict[str, Any]:
-    """Print and return facts about a run that are known before training."""
+    """Print and return facts that are known before training, such as the backends and how many texts are truncated."""
     cut = {name: print_cut(run.encoder, prompted(run, name), name, "") for name in run.datasets}
     dev = run.evaluator.tasks if run.evaluator else {}
     cut |= {word: task.print_cut(run.encoder, word) for word, task in {**dev, **run.tasks}.items()}
@@ -213,7 +213,7 @@ def prompted(run: Run, name: str) -> Iterator[str]:
 
 
 def fit(run: Run, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Train or resume training, and load the selected weights into the encoder. Return {"before": metrics, "after":
+    """Start or resume training, and load the selected weights into the encoder. Return {"before": metrics, "after":
     metrics, "best_step": step of the selected weights}, with the keys "certificate" and "failed" where they apply."""
     config, certified = run.config, run.config.evaluation.certificate
     start = certificate.weights_of(run.encoder) if certified or run.trainer.args.load_best_model_at_end else {}
@@ -314,7 +314,7 @@ def save(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train for STEPS steps, and estimate the duration and peak memory of the whole run without its evaluations.
+    """Train for STEPS steps, and estimate the duration and peak memory of the whole run, excluding evaluations.
 
     Return {"rows": {source: rows}, "steps": number of steps of the whole run, "seconds": estimated duration of the run,
     "peak_memory_mb": peak during these steps, as in metrics.json}. Batches with longer texts may need more memory.

@@ -29,7 +29,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:
             advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
-        problem = "no column score or anchor (query), and no label of two sentences"
+        problem = "no column score or anchor (query), and no sentence pairs with a label"
         raise ValueError(f"{source} has {problem}; its columns are {names}: {advice}")
     print(f"{source} has {reason}, so the loss is {name}")
     keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}

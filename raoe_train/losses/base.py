@@ -1,5 +1,5 @@
 """Base classes and helpers of all losses: the data that a loss reads, gradient caching, named parts of a loss, and
-gathering of equally large batches from all processes."""
+gathering of rows from all processes (with batches of equal size)."""
 
 import inspect
 import warnings
@@ -77,7 +77,7 @@ class CachedLoss(CachedLossMixin, Loss):
 
     A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``, which returns the scalar loss of a whole
     batch from the (B, D) embeddings of each column. The constructor of a subclass must store its keyword arguments as
-    attributes, for model cards.
+    attributes, because the model card lists them.
 
     Args:
         model: the encoder.
@@ -140,7 +140,7 @@ class CachedLoss(CachedLossMixin, Loss):
         return cached(self, features, prepared)
 
     def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        """Return keyword arguments for compute_loss_from_embeddings, before the encoder reads the batch."""
+        """Before the batch is encoded, return keyword arguments for compute_loss_from_embeddings."""
         return {"labels": labels}
 
     @abstractmethod
@@ -191,7 +191,7 @@ class OneSweep(CachedLoss):
 
 
 def gather_rows(own: Tensor) -> Tensor:
-    """Gather the rows of all processes in the order of ranks: (B, ...) -> (processes * B, ...).
+    """Gather the rows (B, ...) of all processes, ordered by process rank, into a tensor (processes * B, ...).
 
     In the backward pass, the process that owns a row receives the sum of the gradients that all processes computed for
     this row. If each process computes the mean loss of its own rows, or the same loss of all rows,
@@ -213,7 +213,7 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def without_modules(module: Any) -> Any:
-    """Return a shallow copy of a module, without submodules, weights, and methods replaced on this instance."""
+    """Return a shallow copy of a module without submodules, weights, and methods overridden on the instance."""
     bare = object.__new__(type(module))
     own = {name: value for name, value in vars(module).items() if not (callable(value) and hasattr(type(module), name))}
     vars(bare).update(own | {name: dict.fromkeys(own[name]) for name in ("_modules", "_parameters", "_buffers")})
@@ -221,8 +221,8 @@ def without_modules(module: Any) -> Any:
 
 
 def cached(loss: Any, features: list[Any], labels: Any) -> Any:
-    """Compute a loss with its method `forward_cached`, which also runs a backward pass. Return the loss, or its named
-    parts if it has any.
+    """Compute a loss with its method `forward_cached`, which also runs a backward pass. Return the loss or, if the loss
+    has named parts, these parts.
 
     The gradients of the loss's own parameters (such as a learned scale) are attached to the returned value. If the
     returned value is multiplied later (by 1/n in gradient accumulation, or by a gradient scaler), these gradients are
@@ -247,7 +247,7 @@ def cached(loss: Any, features: list[Any], labels: Any) -> Any:
 
 
 def scalar(owner: Any, loss: Any) -> Tensor:
-    """Return the scalar to differentiate: the loss, or the sum of its named parts, which `owner.parts` stores."""
+    """Return the scalar to differentiate: the loss, or the sum of its named parts (appended to `owner.parts`)."""
     if not isinstance(loss, dict):
         return loss
     owner.parts.append(LossParts(loss).detach())
@@ -255,7 +255,7 @@ def scalar(owner: Any, loss: Any) -> Tensor:
 
 
 def backward(loss: Tensor) -> Tensor:
-    """Run the backward pass of a cached batch outside the caller's autocast, and return the detached loss."""
+    """Run the backward pass of a cached batch with autocast disabled, and return the detached loss."""
     with torch.autocast(loss.device.type, enabled=False):
         loss.backward()
     return loss.detach()

@@ -55,10 +55,10 @@ def embeds_columns(loss: Any) -> bool:
 
 
 def misfit(loss: Any) -> str | None:
-    """Return the reason why ByLength cannot wrap a loss, or None if it can. The loss must need only embeddings: its
-    class is in EMBED_COLUMNS, or its `forward` comes from sentence-transformers or raoe_train and calls
-    compute_loss_from_embeddings. In addition, the encoder's embedding of a text must not depend on padding (see
-    reads_padding) or on other texts of the batch."""
+    """Return the reason why ByLength cannot wrap a loss, or None if it can. ByLength can wrap a loss that needs only
+    embeddings. This is the case if its class is in EMBED_COLUMNS, or if its `forward` is defined in
+    sentence-transformers or raoe_train and calls compute_loss_from_embeddings. In addition, the encoder's embedding of
+    a text must not depend on padding (see reads_padding) or on other texts of the batch."""
     if isinstance(loss, MatryoshkaLoss):
         return misfit(loss.loss)
     if not isinstance(loss, nn.Module):
@@ -80,8 +80,8 @@ def _encoder(loss: Any) -> Any:
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any, tokens: list[dict[str, Any]]) -> Any:
     """Compute a loss from the (B, D) embeddings of its columns. `labels` is the result of the loss's method
-    prepare_labels or, if there is no such method, the labels of the batch. `tokens` are tokenized columns, for a loss
-    with a guide."""
+    prepare_labels or, if there is no such method, the labels of the batch. For a loss with a guide, `tokens` contains
+    the tokenized columns."""
     if isinstance(loss, MatryoshkaLoss):
         if loss.uses_gradient_cache and embeds_columns(loss.loss):
             # its calculate_loss already sums over all widths, because MatryoshkaLoss replaced it
@@ -141,7 +141,7 @@ def _count_texts(column: dict[str, Any]) -> int:
 
 
 def _cut_labels(loss: Any, labels: Any, width: int) -> Any:
-    """Truncate labels to `width` dimensions if they are embeddings, which only the class of the loss shows."""
+    """Truncate labels to `width` dimensions if they are embeddings (losses in LABELS_ARE_EMBEDDINGS)."""
     is_cut = isinstance(labels, Tensor) and any(cls.__name__ in LABELS_ARE_EMBEDDINGS for cls in type(loss).__mro__)
     return labels[..., :width] if is_cut else labels
 
@@ -182,7 +182,7 @@ class ByLength(CachedLossMixin, nn.Module):
     wraps all losses that ByLength supports (see `misfit`), and plans batches in the collator. With
     SentenceTransformerTrainer, write loss=ByLength(loss).
 
-    If the loss caches gradients, the groups are its mini-batches. Including padding, a group contains at most
+    If the loss uses gradient caching, each group is a mini-batch. Including padding, a group contains at most
     `mini_batch_num_tokens` tokens or, if only `mini_batch_size` is set, mini_batch_size x (length of the longest text)
     tokens. With DDP or FSDP, all processes run the same number of forward passes. Batches of images are passed to the
     loss unchanged.
@@ -266,7 +266,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return grouping_for(model, tensor_cores=self.tensor_cores, **limits)
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
-        """Return the loss of a planned batch, or of tokenized columns. `labels`: as for the wrapped loss."""
+        """Return the loss of a planned batch, or of tokenized columns. `labels` are those of the wrapped loss."""
         features: Any = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
         if planned is None and self.keep is None:
@@ -360,7 +360,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _is(layers: list[Any], *names: str) -> bool:
-    """Return whether the model or a wrapper has a class (or base class) in `names`. Comparing names avoids imports."""
+    """Return whether the model or a wrapper is an instance of a class in `names`. Comparing names avoids imports."""
     return bool({cls.__name__ for each in layers for cls in type(each).__mro__} & set(names))
 
 
@@ -375,5 +375,5 @@ def _most_forwards(forwards: int, layers: list[Any]) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _on_hosts(world: Any) -> Any:
-    """Return a gloo process group, which communicates tensors on the CPU. An NCCL group would wait for the GPUs."""
+    """Return a gloo process group, which communicates tensors on the CPU. An NCCL group would wait for GPUs."""
     return dist.new_group(backend="gloo")

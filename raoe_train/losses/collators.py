@@ -88,10 +88,7 @@ class ScoreLabelCollator(RowCollator):
 class TextCollator(RowCollator):
     """Collator that adds the texts of the columns to the labels, for losses with a teacher or guide. The labels of a
     batch are {"texts": one list of B texts (without prompts) per column}. If negatives are missing, the labels also
-    contain "missing" (see RowCollator).
-
-    The constructor takes the arguments of ScoreLabelCollator.
-    """
+    contain "missing" (see RowCollator)."""
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         labels = self.valid_label_columns
@@ -108,11 +105,10 @@ class ListCollator(SentenceTransformerDataCollator):
 
     Each row contains `sentences`, a list of n texts, and optionally `label`, the teacher's n x n values as a flat list.
     A batch is one tokenized column with the sentences of all lists in order, and the labels {"lengths": int64 (B,),
-    "teacher": float32 (B, m, m)}. Here, m is the length of the longest list, and shorter lists are padded with 0.
+    "teacher": float32 (B, m, m)}. Here, m is the length of the longest list, and smaller matrices are padded with 0.
     Without the column `label`, the labels lack "teacher".
 
-    The constructor takes the arguments of ScoreLabelCollator. Raise ValueError for a missing column `sentences`, an
-    empty list, or a wrong number of teacher values.
+    Raise ValueError for a missing column `sentences`, an empty list, or a wrong number of teacher values.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GISTEmbed: InfoNCE without the negatives that a guide encoder finds too similar."""
+"""GISTEmbed: InfoNCE without likely false negatives, which a guide encoder detects."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,7 @@ MarginStrategy = Literal["absolute", "relative"]
 
 
 class GISTLoss(InBatchLoss):
-    """InfoNCE without the negatives that are too similar according to a guide encoder (GISTEmbed, Solatorio 2024).
+    """InfoNCE without likely false negatives, which a guide encoder detects (GISTEmbed, Solatorio 2024).
 
     If no text occurs twice, the value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss with
     temperature 1 / scale. The guide encodes the texts in `labels`, which TextCollator adds.

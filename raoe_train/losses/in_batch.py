@@ -1,4 +1,4 @@
-"""Base class of losses with in-batch negatives, and the text ids by which it finds duplicates."""
+"""Base class of losses with in-batch negatives, and the text ids that it uses to find duplicate texts."""
 
 import warnings
 from abc import abstractmethod
@@ -112,7 +112,7 @@ class InBatchLoss(CachedLoss):
         directions: tuple[str, ...] = ("query_to_doc",),
         **form: Any,
     ) -> Tensor:
-        """Compute info_nce_loss of this process's rows against the columns of all processes. `guide` lists the guide's
+        """Compute info_nce_loss of this process's anchors, with the columns of all processes. `guide` lists the guide's
         embeddings (B, G) of each column. `form` contains other keyword arguments of info_nce_loss."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
@@ -133,14 +133,14 @@ class InBatchLoss(CachedLoss):
 
 
 def duplicate_ids(texts: Tensor) -> Ids:
-    """Convert text ids (N, columns) to Ids, by which the loss function excludes texts from the negatives of an anchor.
-    Return None if no text occurs twice and none is missing, as in most batches. The loss function then skips the
-    comparison of ids. On a GPU, this function waits for the device.
+    """Convert text ids (N, columns) to Ids, which tell the loss function which texts to exclude from an anchor's
+    negatives. Return None if no text occurs twice and none is missing, as in most batches. The loss function then skips
+    the comparison of ids. On a GPU, this function synchronizes with the device.
 
     The negatives of a query exclude its own text and all of its positives, in any row. Queries with the same positives
     share an id. Queries that share only some positives must not share an id. For example, with the pairs (q1, A), (q1,
-    B), (q2, B) and (q2, C), a shared id would also exclude C from the negatives of q1. In such batches, each text has
-    several ids: B has the id of q1 at one position and the id of q2 at another.
+    B), (q2, B) and (q2, C), a shared id would also exclude C from the negatives of q1. In such batches, each text has a
+    list of ids: B has the id of q1 at one index of its list, and the id of q2 at another.
     """
     number = torch.unique(texts, return_inverse=True)[1]
     anchors, columns, count = number[:, 0], number[:, 1:].T.flatten(), int(number.max()) + 1

@@ -98,8 +98,8 @@ class AnglEContrastiveLoss(InfoNCELoss):
 
     The columns are anchor, positive, negative and optionally neutral. InfoNCE uses neutrals as additional hard
     negatives. The angular part is CoSENT over ``pairwise_angle_sim`` between each anchor and the other texts of its
-    row. The angles are trained to satisfy Angle(positive) < Angle(neutral) < Angle(negative), also across anchors. The
-    appendix uses only InfoNCE and the angular part. The original AnglE (recipe `angle`) also adds CoSENT over the
+    row. The loss trains the angles to satisfy Angle(positive) < Angle(neutral) < Angle(negative), also across anchors.
+    The appendix uses only InfoNCE and the angular part. The original AnglE (recipe `angle`) also adds CoSENT over the
     cosines of the same pairs, and uses scale 1 for angles.
 
     Args:
@@ -137,7 +137,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """Return CoSENT over the similarities of each anchor and the other texts of its row, with RANKS as scores."""
+        """Return CoSENT over the similarities of each anchor and the other texts of its row, with the scores RANKS."""
         anchor, *rest = embeddings
         first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)

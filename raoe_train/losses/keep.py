@@ -30,7 +30,7 @@ class Keep:
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
-        """Return the regularizer times its weight, from the current embeddings [texts, D] and those before training."""
+        """Return weight x regularizer for the current embeddings [texts, D] and the embeddings before training."""
         # in bfloat16, rounding errors of cosines near 1 are as large as the changes that training makes
         with torch.autocast(now.device.type, enabled=False):
             wide = torch.promote_types(now.dtype, torch.float32)

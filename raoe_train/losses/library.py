@@ -1,4 +1,4 @@
-"""Losses of sentence-transformers for recipes. Each subclass declares the training data that it needs."""
+"""Losses of sentence-transformers for recipes, as subclasses that declare the training data that they need."""
 
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """The sum of the squared terms of ContrastiveLoss over only the hard pairs of a batch."""
+    """Contrastive loss of only the hard pairs of a batch: the sum of distance² or max(0, margin - distance)²."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):

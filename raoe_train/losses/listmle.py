@@ -16,14 +16,14 @@ TieOrder = Literal["ordinal", "random"]
 
 
 class ListMLELoss(CachedLoss):
-    """Train each sentence of a list to rank the list in the teacher's order, with ``list_mle_loss``.
+    """Train each sentence of a list to rank the list's sentences in the teacher's order, with ``list_mle_loss``.
 
     A list of n sentences gives n rows of cosines. Row j contains the model's cosines of sentence x_j with *every*
     sentence of the list, including x_j itself, as in the ranking-sentences paper (Eq. 8 and 9) and its code. The target
     of row j is row j of the symmetric matrix refine_similarity(teacher's cosines, omega). Without a teacher ("ranking
     only"), the target of x_k in row j is -|k - j|, so sentences nearer to x_j in the list rank first (Eq. 5).
 
-    The loss is the mean over all rows of the batch. The weight of a list is therefore its number of sentences, as in
+    The loss is the mean over all rows of the batch. Each list is therefore weighted by its number of sentences, as in
     the paper, which sums over the rows of a list. Lists are not compared with each other.
 
     A batch is one column with the sentences of all lists in order. The labels come from ListCollator: {"lengths":

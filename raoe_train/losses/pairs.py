@@ -22,8 +22,8 @@ from raoe_train.losses.collators import SCORED_PAIRS
 class PairLoss(CachedLoss):
     """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
     or LossParts from (B,) tensors. `label` is None unless the loss needs NLI labels. `raoe_train.losses` lists the
-    kinds of labels that pair losses accept. If the subclass is also a OneSweep, `similarity` can have shape (K, B) for
-    K widths, and the loss then has shape (K,).
+    kinds of labels that pair losses accept. If the subclass also inherits from OneSweep, `similarity` can have shape
+    (K, B) for K widths, and the loss then has shape (K,).
 
     Attributes:
         exact_scores: whether of_pairs gets scores in their own dtype, not in that of similarity.
@@ -83,7 +83,7 @@ class PairLoss(CachedLoss):
 
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return (score, label), each of shape (B,), from any kind of labels. `label` is None unless the loss needs NLI
-        labels. Values are checked only if they are on the CPU."""
+        labels. Values of labels on a GPU are not checked."""
         name, needs_label = type(self).__name__, self.needs_label(vars(self))
         if isinstance(labels, Mapping):
             score, label = (self._tensor(labels.get(key)) for key in ("score", "label"))
@@ -180,9 +180,9 @@ class AnglELoss(PairLoss):
 class PearsonLoss(OneSweep, PairLoss):
     """1 minus Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
-    The loss does not change if all scores are shifted or multiplied by a positive number. The range of the scores
-    therefore does not matter. PearsonLoss has no temperature, and ignores `scale`. If all scores of a batch are equal,
-    the gradient is 0.
+    The loss does not change if the same number is added to all scores, or if all scores are multiplied by a positive
+    number. The range of the scores therefore does not matter. PearsonLoss has no temperature, and ignores `scale`. If
+    all scores of a batch are equal, the gradient is 0.
     """
 
     exact_scores = True
@@ -208,7 +208,7 @@ def calibrate(
     """Find the scale, among 25 values from 1 to 64, at which a loss of scored pairs is smallest before training.
 
     At larger scales, training can lower the loss by making all cosines similar (docs/lab/study.md). The RAOE paper's
-    scale of 20 fits scores that another encoder computed. Human scores are noisier and need a smaller scale.
+    scale of 20 suits scores that another encoder computed. Human scores are noisier and need a smaller scale.
 
     Args:
         model: a SentenceTransformer, which encodes up to 1,024 pairs (or one batch, if that is larger).

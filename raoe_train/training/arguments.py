@@ -33,8 +33,8 @@ def check_training(training: Training, has_dev: bool) -> None:
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
-            "training.save_strategy 'no' saves no checkpoints, so the dev set cannot select the best one: "
-            "remove this setting, or save the last model with --training.eval_strategy no"
+            "with training.save_strategy 'no', no checkpoints are saved, so the best one cannot be selected on the dev "
+            "set: remove this setting, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
         raise ValueError("training.eval_steps has no effect if training.eval_strategy is 'epoch': remove one of them")
@@ -95,8 +95,8 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, datasets: Any) -> dict[str, Any]:
-    """Return the arguments, with "bf16" and the learning rate chosen for an encoder. Raise ValueError for float16
-    weights on a CPU with training.bf16 true, because torch's layer norm cannot mix these two dtypes on a CPU."""
+    """Return the arguments, with "bf16" and the learning rate set for the encoder. Raise ValueError for float16 weights
+    on a CPU with training.bf16 true, because torch's layer norm cannot mix these two dtypes on a CPU."""
     use_cpu, bf16 = arguments["use_cpu"], arguments["bf16"]
     if use_cpu and torch.float16 in {weight.dtype for weight in encoder.parameters()}:
         if training.bf16 is True:
@@ -120,8 +120,8 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
-    """Return whether the device has hardware for bfloat16 products: a GPU's tensor cores, or a CPU's AVX512-BF16 or
-    AMX. Other devices emulate bfloat16 in float32, which is slower. Return False if torch is too old to report this."""
+    """Return whether the device multiplies bfloat16 in hardware: a GPU's tensor cores, or a CPU's AVX512-BF16 or AMX.
+    Other devices emulate bfloat16 in float32, which is slower. Return False if torch is too old to report this."""
     if not use_cpu:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()

@@ -1,5 +1,5 @@
 """Callbacks of the trainer, which measure time and memory, print and write the log, save a checkpoint at SIGINT or
-SIGTERM, and raise an error for a loss or weights that are NaN or infinite."""
+SIGTERM, and stop with an error if the loss or the weights are NaN or infinite."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 STATUS = Path("/proc/self/status")
 EXTRA = "interrupted"  # file in a checkpoint that was written because of a signal
 MAX_ROWS = 16  # number of rows of a batch that an error shows
-LEFT = "its gradient made weights NaN or infinite"
+LEFT = "weights became NaN or infinite after the optimizer step"
 READ_LATE = ("cuda",)  # devices whose loss is read in a later step, so that the GPU does not wait for the host
 IN_FLIGHT = 2  # number of steps whose losses may be unread when a step starts
 
@@ -143,8 +143,8 @@ class LogLines(PrinterCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes the trainer's log as JSON lines. When a run resumes, the lines after its checkpoint are removed. With
-    folds, each line contains the number of its `fold`, and follows the lines of earlier folds."""
+    """Writes the trainer's log as JSON lines. When a run resumes, lines that were logged after its checkpoint are
+    removed. With folds, each line contains its fold number ("fold"), and the lines of earlier folds are kept."""
 
     def __init__(self, path: Path, fold: int = 0) -> None:
         self.path, self.fold = path, fold
@@ -172,10 +172,10 @@ class LogFile(TrainerCallback):
 
 class Interruption(TrainerCallback):
     """Context manager: at SIGINT or SIGTERM, the trainer finishes the step, saves a checkpoint and stops with
-    KeyboardInterrupt. A second signal stops the trainer at once. A resumed run removes the checkpoint of the
-    interruption before its next regular checkpoint, so it ends with the same checkpoints as an uninterrupted run.
-    Signals have their usual effect if the trainer saves no checkpoints, or runs in several processes, which would not
-    stop at the same step."""
+    KeyboardInterrupt. A second signal stops the trainer at once. A resumed run deletes the interruption's checkpoint
+    before it saves its next regular checkpoint, so it ends with the same checkpoints as an uninterrupted run. Signals
+    have their usual effect if the trainer saves no checkpoints, or runs in several processes, which would not stop at
+    the same step."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.came, self.handlers = args, False, dict[int, Any]()
@@ -211,9 +211,9 @@ class Interruption(TrainerCallback):
 
 
 class FiniteCheck(TrainerCallback):
-    """Raises FloatingPointError for a loss or for weights that are not finite, before the weights are saved or
-    evaluated. A finite loss can have a gradient that is not finite. Without the check of the weights, the error would
-    then name the next step instead. The trainer calls `start` before each step and `read` after it.
+    """Raises FloatingPointError if the loss or the weights are not finite, before the weights are saved or evaluated. A
+    finite loss can have a gradient that is not finite. The weights are therefore checked too; otherwise, the error
+    would name the step after the faulty one. The trainer calls `start` before each step and `read` after it.
 
     This callback also clears the gradients of the loss's own parameters, because sentence-transformers before version
     6.2 does not clear them.
@@ -231,7 +231,7 @@ class FiniteCheck(TrainerCallback):
         self._read_late(IN_FLIGHT)
 
     def read(self, loss: Tensor) -> None:
-        """Check the loss of the step, at once or (on CUDA) when a later step starts."""
+        """Check that the loss of the step is finite, at once or (on CUDA) when a later step starts."""
         step = self.trainer.state.global_step + 1
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
@@ -244,7 +244,7 @@ class FiniteCheck(TrainerCallback):
             raise not_finite(self.trainer, step, problem, self.batch)
 
     def _read_late(self, most: int) -> None:
-        """Check losses until at most `most` are unread, and then those that have already been copied to the CPU."""
+        """Check the oldest losses until at most `most` are left, then all losses that are already on the CPU."""
         while self.unread and (len(self.unread) > most or self.unread[0][3] is None or self.unread[0][3].query()):
             step, batch, value, event = self.unread.popleft()
             if event is not None:
@@ -268,7 +268,7 @@ def has_finite_weights(model: Any) -> bool:
 
 
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """Return the error for a step whose loss or weights are not finite. It shows rows of the batch and gives advice."""
+    """Return the error for a step whose loss or weights are not finite. Its message shows rows of the batch."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     if "plan" in batch:
         texts = texts_of(batch["plan"].runs)
@@ -279,7 +279,7 @@ def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) 
     lines = ["  " + " | ".join(row) for row in rows]
     scales = "".join(f", loss.scale (now {scale:g})" for scale in dict.fromkeys(trainer.scales.values()))
     return FloatingPointError(
-        "\n".join([f"step {step}: {problem}; the first rows of its batch, as the encoder reads them:", *lines])
+        "\n".join([f"step {step}: {problem}; the first rows of this step's batch, as the encoder reads them:", *lines])
         + f"\ntry a smaller training.learning_rate (now {trainer.args.learning_rate:g}){scales}, more warm-up, or "
         "training.bf16 in place of fp16, and check these rows for invalid scores and empty sentences"
     )

@@ -1,4 +1,4 @@
-"""Choose the encoder that a run saves, by its scores on the dev set and on the guard (other texts). Candidates are
+"""Choose the encoder that a run saves, based on scores on the dev set and on the guard (other texts). Candidates are
 checkpoints, and mixtures of a checkpoint and the start (the encoder before training). A paired bootstrap over the
 examples of the dev set compares each candidate with the start. A certificate lists all candidates (docs/adapt.md)."""
 
@@ -48,9 +48,9 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
 
 
 def guard_of(data: Data, encoder: Any, seed: int) -> Task:
-    """Return the guard, a task that correlates the cosines of pairs with their scores. The texts come from data.guard.
-    If data.guard is not set, random phrases are used. Texts without scores are paired at random, and their cosines
-    before training are used as scores."""
+    """Return the guard, a task that correlates the cosines of pairs with their scores. The texts come from data.guard
+    or, if it is not set, are random phrases. Texts without scores are paired at random, and their cosines before
+    training are used as scores."""
     sources = {source: columns_in(source, data.columns) for source in data.guard}
     generator = np.random.default_rng(seed)
     if scored := ["score" in roles_in(source, columns) for source, columns in sources.items()]:
@@ -84,18 +84,17 @@ def choose(
 
     The candidates are the start, the weights of each entry of `tried` and, for each share in evaluation.mixtures, the
     mixture share x weights + (1 - share) x start. The function `winner` chooses. With folds, the weights are the mean
-    of the folds' checkpoints, but each checkpoint is evaluated on the dev set that it was not trained on. The dev
-    scores are therefore evidence about such training runs, not about the mean (docs/adapt/proof.md compares both).
+    of the folds' checkpoints, but each checkpoint is evaluated on its own held-out fold. The dev scores therefore
+    measure these checkpoints, not their mean (docs/adapt/proof.md compares both).
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "rejected": in this case, the
         best other candidate, "reason": a sentence, "metric": dev metric, "folds": number of folds or 1, "examples":
-        number of dev examples,
-        "missing_examples": how many more could make the gain of the rejected candidate significant, if it has one and
-        is within the guard's budget, "guard_budget", "candidates": {name: {"step", "share", "dev", "guard" and, except
-        for the start, "change" on dev, "low" and "high" of its 95 % interval, "p"}}}, with scores x 100. The one-sided
-        p is the probability that the best candidate gains at least as many standard errors as this one if, in truth,
-        none is better than the start.
+        number of dev examples, "missing_examples": how many more could make the gain of the rejected candidate
+        significant, if it has one and is within the guard's budget, "guard_budget", "candidates": {name: {"step",
+        "share", "dev", "guard" and, except for the start, "change" on dev, "low" and "high" of its 95 % interval,
+        "p"}}}, with scores x 100. The one-sided p is the probability that the best candidate gains at least as many
+        standard errors as this one if, in truth, none is better than the start.
     """
     encoder: Any = trainer.model
     before, outcomes = _evaluate(encoder, start, start, 0.0, [*dev, guard], evaluation.batch_size)
@@ -169,7 +168,7 @@ def _load(trainer: Any, path: Path) -> dict[str, torch.Tensor]:
 def _evaluate(
     encoder: Any, start: Weights, trained: Weights, share: float, tasks: Sequence[Task], batch_size: int
 ) -> tuple[list[float], list[Outcomes]]:
-    """Evaluate a mixture. Return each task's main metric x 100 (NaN if undefined) and results per example."""
+    """Evaluate a mixture. Return each task's main metric x 100 (NaN if undefined) and its results for each example."""
     mix(encoder, start, trained, share)
     outcomes = dict[str, Outcomes]()
     by_number = {str(number): task for number, task in enumerate(tasks)}
@@ -231,7 +230,8 @@ def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
-    """Return the main metric x 100 of `second` minus that of `first` for each bootstrap sample, [resamples]."""
+    """Return the bootstrap values [resamples] of a difference: the main metric x 100 of `second` minus that of
+    `first`."""
     if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
         raise ValueError("the two results are for different examples: evaluate both encoders on the same data")
     if first.gold is None:
@@ -248,8 +248,8 @@ def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
     """Return the name of the candidate to save, or "start" if no candidate is significantly better (paired bootstrap).
 
     The gain of a candidate is its dev score minus `start`, the dev score before training. Among the candidates with a
-    gain of at least min_gain x the largest gain, the candidate with the highest guard score wins, because it changes
-    the scores of other texts least.
+    gain of at least min_gain x the largest gain, the candidate with the highest guard score is saved, because it
+    changes the scores of other texts least.
     """
     gains = {name: row["dev"] - start for name, row in candidates.items() if row["p"] < SIGNIFICANT}
     enough = [name for name, gain in gains.items() if gain >= min_gain * max(gains.values())]

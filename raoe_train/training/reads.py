@@ -1,6 +1,6 @@
-"""Functions that read a source into the dataset that a loss needs. `losses/collators.py` refers to these functions by
-name. Each function takes a source, the section `data` with the labels and the score_scale of this source, model.prompt,
-and whether to read NLI labels."""
+"""Functions that read a data source into a dataset with the columns that a loss needs. `losses/collators.py` refers to
+these functions by name. Each function takes a source, the section `data` with the labels and the score_scale of this
+source, model.prompt, and whether to read NLI labels."""
 
 import logging
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def scored_pairs(source: str, data: Data, prompt: str | None, with_label: bool) 
 
 
 def ranked_pairs(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
-    """Read scored pairs. If all scores are equal, raise ValueError (or warn, if the loss also uses labels)."""
+    """Read scored pairs. If all scores are equal, raise ValueError (or warn if the loss also uses labels)."""
     dataset, counts = scored_pairs(source, data, prompt, with_label)
     scores = min_max(dataset.data.column("score")).as_py()
     if scores["min"] == scores["max"]:
@@ -86,7 +86,7 @@ def one_negative(source: str, data: Data, prompt: str | None, with_label: bool) 
 def two_classes(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:
     """Read pairs with the labels 1 (similar) and 0 (dissimilar)."""
     data = replace(data, labels=data.labels or {"0": 0, "1": 1})
-    return _labelled(source, data, 2, "labels must be 1 (similar) or 0 (not)")
+    return _labelled(source, data, 2, "labels must be 1 (similar) or 0 (dissimilar)")
 
 
 def nli_classes(source: str, data: Data, prompt: str | None, with_label: bool) -> Table:

@@ -90,7 +90,7 @@ def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | 
 
 
 def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Format `scores` as rows of text (name, before, after, change)."""
+    """Format the result of `scores` as rows of text: name, score before training, score after training, change."""
     rows = []
     for name, (before, after) in scores(metrics).items():
         change = "-" if before is None or after is None else f"{after - before:+.2f}"
@@ -110,7 +110,7 @@ def summary(metrics: dict[str, Any]) -> str:
 def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
     """Plot the scores before and after training (if there are any) as bars, and below them the logged losses and the
     dev metric x 100 over the steps. Return True if the plot was written, and False if no loss was logged or matplotlib
-    failed. The suffix of `path` sets the format."""
+    failed. The suffix of `path` sets the file format."""
     if not any("loss" in entry for entry in log):
         return False
     try:
@@ -193,7 +193,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Escape a text for Markdown. Return a single line in which nothing is read as Markdown, HTML or a URL."""
+    """Escape a text for Markdown. Return a single line in which nothing is interpreted as Markdown, HTML or a URL."""
     escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
     line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
     return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # heading, list or quote

@@ -96,7 +96,7 @@ def _text(value: Any) -> Any:
 
 
 def find_best(folder: Path) -> None:
-    """Update the path of the best checkpoint in the state of each checkpoint, because the folder may have moved."""
+    """Update the best checkpoint's path in each checkpoint's trainer state, because the folder may have moved."""
     for file in folder.rglob(TRAINER_STATE_NAME):
         state = TrainerState.load_from_json(str(file))
         moved = file.parent.parent / Path(state.best_model_checkpoint or "").name

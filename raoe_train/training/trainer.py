@@ -43,11 +43,11 @@ class Trainer(SentenceTransformerTrainer):
     columns by name, in any order. If `args` sets no prompts, texts get the encoder's default prompt or, if the first
     column contains queries (such as anchor or question), its query and document prompts. Batches are encoded by length
     (raoe_train.losses.ByLength). Checkpoints include the loss's own parameters (a learned scale, a classifier), which
-    stay equal in all processes. Weight decay skips scalar parameters. Several processes split one batch, so all rows of
-    a step come from one dataset. Evaluation uses all rows. Log entries are printed as plain lines, and experiment
-    trackers also get the speed and the scale of the loss. After training with fsdp=True, `trainer.model` is a new
-    encoder with all weights, and the encoder that was passed to the trainer stays sharded. If a subclass overrides
-    compute_loss, this method gets tokenized columns, and super().compute_loss plans the batches.
+    stay equal in all processes. Weight decay skips scalar parameters. All processes take their rows of a step from the
+    same dataset. Evaluation uses all rows. Log entries are printed as plain lines, and experiment trackers also get the
+    speed and the scale of the loss. After training with fsdp=True, `trainer.model` is a new encoder with all weights,
+    and the encoder that was passed to the trainer stays sharded. If a subclass overrides compute_loss, this method
+    receives tokenized columns, and super().compute_loss plans the batches.
 
     Args:
         model: the encoder.
@@ -143,19 +143,19 @@ class Trainer(SentenceTransformerTrainer):
         if any(isinstance(inner, CachedLoss) for _, inner in self._inner()):
             warn_without_cosine(self.model)
         if low := low_precision(self.model):
-            logger.warning("%d trainable weights have 16 bits, so small updates are rounded away: load the encoder "
+            logger.warning("%d trainable weight tensors have 16 bits, so small updates are lost: load the encoder "
                            "with dtype float32, and set bf16=True in args to keep training fast", len(low))  # fmt: skip
         if isinstance(self.args.prompts, Mapping):
             training_data.check_prompts(self.args.prompts, self.train_dataset, self.eval_dataset)
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
-        """Create the loss if it is a function of the model. Average its own parameters' gradients over processes."""
+        """If `loss` is a function, call it to create the loss. Average its own parameters' gradients over processes."""
         if isinstance(loss, str):
             raise ValueError(f"loss must be a loss object, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
         if isinstance(loss, ByLength):
             if loss.keep is not None:
-                raise ValueError(f"the loss has a regularizer: pass keep={loss.keep.weight:g} to rt.Trainer instead")
+                raise ValueError(f"remove keep from ByLength, and pass keep={loss.keep.weight:g} to rt.Trainer instead")
             loss = loss.loss
         if get_world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
             encoder = {*map(id, model.parameters())}
@@ -215,7 +215,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def _in_order(self, data: Any, name: str | None) -> Any:
         """Return a dataset, or {name: dataset}, in the form that its loss requires. Losses of raoe find columns by
-        name, all other losses by position. For losses of NLI classes, labels become raoe's class numbers."""
+        name, all other losses by position. For losses that need NLI classes, labels become raoe's class numbers."""
         if isinstance(data, Mapping):
             # copies, because sentence-transformers sets transforms on them in place
             return DatasetDict({key: copy.copy(self._in_order(each, key)) for key, each in data.items()})
@@ -256,7 +256,7 @@ class Trainer(SentenceTransformerTrainer):
         if self.is_fsdp_enabled:  # from here on, each process has all weights
             self.model = unsharded(self.full, self.model).to(self.args.device)
         if self.state.max_steps > 0 == self.state.global_step:
-            raise ValueError("nothing was trained: the stream has fewer rows than a batch across all processes")
+            raise ValueError("nothing was trained: the stream has fewer rows than one batch for each process")
         if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
             logger.warning("nothing was trained: the checkpoint is at step %d, but the run ends at step %d", step, end)
         return result

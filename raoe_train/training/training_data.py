@@ -89,9 +89,9 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
     contains the n x n matrix of targets, flattened row by row.
 
     `teacher.information` selects the targets. With "both", the targets are the teacher's cosines, refined by
-    `teacher.omega`. With "semantic", they are the unrefined cosines. With "ranking", no column is added and no teacher
-    is needed, because the loss uses the order of each list. The cosines are cached in the folder `cache`. In Table 3 of
-    the ranking-sentences paper, "ranking" is variant (d), and "semantic" is variant (e).
+    `teacher.omega`. With "semantic", the targets are the unrefined cosines. With "ranking", no column is added and no
+    teacher is needed, because the loss uses the order of each list. The cosines are cached in the folder `cache`. In
+    Table 3 of the ranking-sentences paper, "ranking" is variant (d), and "semantic" is variant (e).
     """
     lists = [list(sentences) for sentences in dataset["sentences"]]
     columns: dict[str, Any] = {"sentences": lists}
@@ -172,14 +172,14 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
     for name, task in tasks.items():
         if task.n_queries:
             passages = len(task.sentences) - task.n_queries
-            print(f"{name}: {passages} passages are ranked for {task.n_queries} dev queries")
+            print(f"{name}: {passages} passages are ranked for each of {task.n_queries} dev queries")
     if len({task.kind for task in tasks.values()}) > 1:
         raise ValueError("data.dev mixes scored pairs and rows without scores: use only one kind")
     return datasets, tasks, folds
 
 
 def _among_others(rows: Any, datasets: Any, name: str, seed: int) -> Task:
-    """Create a task whose held-out queries also search the passages of up to OTHER_ROWS training rows."""
+    """Create a retrieval task from held-out rows; its corpus includes passages of up to OTHER_ROWS training rows."""
     others = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
     others = others.remove_columns(others.column_names[0]).select(range(min(len(others), OTHER_ROWS)))
     return of_rows(rows, name, Texts({"": others}))
@@ -189,7 +189,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
     """Hold out a `share` of the first dataset as a dev set. Return [(datasets without these rows, dev set)]. The share
     "auto" holds out a tenth or DEV_ROWS rows, whichever is more, but at most three tenths.
 
-    With several folds, divide the first dataset into that many dev sets of about equal size, and return one such pair
+    With several folds, divide the first dataset into that many dev sets of about equal size, and return one such tuple
     per dev set. If the dataset cannot be divided, hold out a `share` instead.
 
     All rows with the same first text stay together. The dev set and the remaining rows each have at least two distinct
@@ -250,9 +250,9 @@ def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
 
 
 def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) -> Any:
-    """Print how many pairs of a dev set are also training pairs, in either order of their texts. With `leave_out`,
-    return the datasets without these pairs, and raise ValueError if no pair is left. Otherwise, return the datasets
-    unchanged."""
+    """Print how many pairs of a dev set are also training pairs; the order of the two texts does not matter. With
+    `leave_out`, return the datasets without these pairs, and raise ValueError if no pair is left. Otherwise, return the
+    datasets unchanged."""
     columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
 
     def unordered(rows: Any) -> Iterator[frozenset[str]]:
@@ -280,7 +280,7 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
 
 
 def check_sizes(datasets: Mapping[str, Any], args: Any) -> None:
-    """Raise ValueError for a dataset with fewer rows than a batch, because training would not use its rows."""
+    """Raise ValueError for a dataset with fewer rows than a batch, because incomplete batches are dropped."""
     size, world = args.train_batch_size * args.world_size, args.world_size
     for name, dataset in datasets.items():
         if hasattr(dataset, "__len__") and len(dataset) < size:
@@ -306,7 +306,7 @@ def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
     negatives, and for columns that the loss does not use."""
     columns = columns_in_order(data)
     if ignored := {*columns} & {"label", "score"}:
-        advice = "remove it, or convert rows with label 1 and 0 with raoe_train.data.rows.row_table"
+        advice = "remove it, or use raoe_train.data.rows.row_table to convert rows with the labels 1 and 0"
         raise ValueError(f"{name}: {type(loss).__name__} does not use column {min(ignored)!r}: {advice}")
     world = args.world_size if loss.gather_across_devices else 1
     rows = min(args.train_batch_size * world, len(data) if hasattr(data, "__len__") else sys.maxsize)
@@ -357,7 +357,7 @@ def own_prompts(model: Any, data: Any) -> Any:
 
 
 def without_gaps(data: Any) -> Any:
-    """Return a view of a Dataset or DatasetDict that fills missing values, after the dataset's own transform."""
+    """Return a view of a Dataset or DatasetDict with missing values filled, after the dataset's own transform."""
     if isinstance(data, Mapping):
         return DatasetDict({name: without_gaps(each) for name, each in data.items()})
     if not isinstance(data, Dataset):

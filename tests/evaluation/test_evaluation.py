@@ -97,7 +97,7 @@ def test_tasks_are_found_by_name(tasks):
         find_task("stsx", tasks / "nope")
     write_rows(tasks / "other" / "stsx.csv", ["sentence1"], [])
     assert find_task("stsx", tasks) == f"{tasks}/sts/stsx.tsv.gz#test"  # the folder of its kind comes first
-    with pytest.raises(ValueError, match=r"could be .*stsx\.csv or .*stsx\.tsv\.gz"):
+    with pytest.raises(ValueError, match=r"is ambiguous: pass one of these files: .*stsx\.csv, .*stsx\.tsv\.gz"):
         find_task("stsx", tasks, "transfer")
     with pytest.raises(ValueError, match=r"no task 'stxs' in .* \(did you mean 'stsx'\?\)"):
         find_task("stxs", tasks)

@@ -220,7 +220,7 @@ QUERIES = [{"_id": "a", "text": "first"}, {"_id": "b", "text": "second"}]
     [
         (CORPUS, [*QUERIES, {"_id": "b", "text": "x"}], [], r"line 3: _id 'b' is already used in an earlier row"),
         ([], QUERIES, [("a", "1", 1)], r"corpus\.jsonl: no usable text in 0 rows: there are no rows"),
-        (CORPUS, QUERIES, [("a", "9", 1)], r"1 rows: 1 x unknown id\n.*line 2: '9' is not an _id"),
+        (CORPUS, QUERIES, [("a", "9", 1)], r"1 rows: unknown id \(1\)\n.*line 2: '9' is not an _id"),
         (CORPUS, QUERIES, [("c", "1", 1)], r"line 2: 'c' is not an _id in queries\.jsonl"),
         (CORPUS, QUERIES, [("a", "1", 0), ("b", "2", -1)], r"test\.tsv: no query has a relevant passage"),
         (CORPUS, QUERIES, [("a", "1", "x")], r"test\.tsv, line 2: score is 'x', not a number"),

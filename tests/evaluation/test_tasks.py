@@ -111,7 +111,7 @@ def test_everything_is_read_before_anything_is_encoded(folder, monkeypatch):
 
 
 def test_a_condition_is_for_sts_only(folder):
-    with pytest.raises(ValueError, match=r"task 'cr': the prompt has a \{condition\}, but transfer tasks have"):
+    with pytest.raises(ValueError, match=r"task 'cr': the prompt contains \{condition\}, but transfer tasks have"):
         read_tasks(["cr"], folder, prompt="About {condition}: {text}")
 
 

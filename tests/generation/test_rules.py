@@ -159,7 +159,7 @@ def test_inputs_that_cannot_be_used_are_counted(tmp_path):
     assert kept == [(1, "a man"), (3, "two dogs"), (8, "more")]
     assert skipped == {"empty": 2, "duplicate": 1, "no letters": 1, "too long": 1}
     assert read_starts(Sentences(input=str(path), max_rows=2), lambda _: None)[0] == kept[:2]
-    with pytest.raises(ValueError, match=r"no usable sentences to start chains from \(5 bad, 3 empty"):
+    with pytest.raises(ValueError, match=r"no usable sentences to start chains from: bad \(5\), empty \(3\)"):
         path.write_text("a\nb\n\n\n\nc\nd\ne\n")
         read_starts(data, lambda _: "bad")
 

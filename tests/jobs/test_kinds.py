@@ -305,7 +305,7 @@ def test_a_finished_output_says_how_to_repeat_the_work(tmp_path, encoder, texts,
         assert "is finished" not in capsys.readouterr().out
         before = target.stat().st_ctime_ns
         rt.run(job, **made)
-        text = f"{target} is finished with these settings; to repeat the work, remove it"
+        text = f"{target} is already finished with these settings; to run the job again, remove it"
         assert target.stat().st_ctime_ns == before and text in capsys.readouterr().out
         outputs.remove(target)
 
@@ -327,5 +327,5 @@ def test_a_prompt_with_a_condition_needs_one(tmp_path, encoder, job):
     elif job == "evaluate":
         reference = {"polarity.reference.name": encoder, "polarity.reference.prompt": prompt}
         name = {"model.name": encoder, **reference, "tasks": [f"polarity:{file}"]}
-    with pytest.raises(ValueError, match=r"the prompt has a \{condition\} \(C-STS\): only the jobs train and evaluate"):
+    with pytest.raises(ValueError, match=r"only the jobs train and evaluate support a prompt with \{condition\}"):
         rt.run(job.split()[0], None, **name)

@@ -158,7 +158,7 @@ def test_a_query_is_not_its_own_negative(files, capsys):
             assert query not in QUERIES[:4] or wanted[query] != own
     capsys.readouterr()
     mined(files[0], "c.jsonl", num_negatives=2, max_score=-0.5)
-    assert "rows have fewer than 2 negatives; a larger mining.range_max finds more\n" in capsys.readouterr().out
+    assert "rows have fewer than 2 negatives; to find more, set a larger mining.range_max\n" in capsys.readouterr().out
     mined(files[0], "d.jsonl", num_negatives=2, max_score=-0.5, range_max=40)
     assert "rows have fewer than 2 negatives\n" in capsys.readouterr().out
 

@@ -30,7 +30,7 @@ WRONG = [
     ((Q, K, K), {"lengths": LENGTHS, "padding_mask": MASK}, ValueError, "are mutually exclusive"),
     ((Q, K, K), {"lengths": LENGTHS.float()}, TypeError, "lengths"),
     ((Q, K, K), {"lengths": LENGTHS[:1]}, ValueError, "lengths"),
-    ((Q, K, K), {"lengths": LENGTHS + 1}, ValueError, r"lengths must be from 0 to 3, got \[4, 2\]"),
+    ((Q, K, K), {"lengths": LENGTHS + 1}, ValueError, r"from 0 to 3 \(q's sequence length\), got \[4, 2\]"),
     ((Q, K, K), {"lengths": -LENGTHS}, ValueError, "lengths"),
     ((Q, K, K), {"padding_mask": MASK.float()}, TypeError, "padding_mask"),
     ((Q, K, K), {"padding_mask": MASK[:, :2]}, ValueError, "padding_mask"),

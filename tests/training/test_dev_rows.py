@@ -80,7 +80,7 @@ def test_dev_queries_of_a_folder_search_its_corpus(tmp_path, capsys):
     datasets, dev, _ = with_dev(read_training_data(config, tmp_path)[0], config)
     task = dev["beir#dev"]
     assert (task.n_queries, len(task.sentences)) == (4, 4 + 12)
-    assert "beir#dev: 12 passages are ranked for 4 dev queries" in capsys.readouterr().out
+    assert "beir#dev: 12 passages are ranked for each of 4 dev queries" in capsys.readouterr().out
     assert {*datasets["rows"]["anchor"]} == {query for _, query, *_ in rows[4:]}
     assert rt.train(None, **{**options, "training.max_steps": 2})["before"]["ndcg@10"] is not None
     (folder / "corpus.jsonl").rename(folder / "corpora.jsonl")
@@ -102,7 +102,7 @@ def test_dev_queries_also_search_dev_corpus(tmp_path, capsys):
 
     task = dev_of(**{"data.dev": [rows]})
     assert (task.n_queries, len(task.sentences)) == (11, 11 + 11 + 2)
-    assert "dev.jsonl: 13 passages are ranked for 11 dev queries" in capsys.readouterr().out
+    assert "dev.jsonl: 13 passages are ranked for each of 11 dev queries" in capsys.readouterr().out
     for dev, message in (([pairs], "on pairs.tsv, which has scored pairs"), (None, "without data.dev")):
         with pytest.raises(ValueError, match=f"data.dev_corpus has no effect {message}"):
             dev_of(**{"data.dev": dev})

@@ -346,7 +346,7 @@ def test_too_few_rows_for_a_batch_are_an_error(tmp_path, kind):
     data = {"dataset": rows, "mapping": {"b": rows}, "stream": rows.to_iterable_dataset()}[kind]
     args = arguments(tmp_path, dataloader_drop_last=True, max_steps=2)
     few = "has 5 rows, fewer than a batch of 8"
-    none = "nothing was trained: the stream has fewer rows than a batch"
+    none = "nothing was trained: the stream has fewer rows than one batch"
     problem = {"dataset": f"train {few}", "mapping": f"b {few}", "stream": none}[kind]
     trainer = Trainer(model, args, data, rows, CoSENTLoss(model))
     with pytest.raises(ValueError, match=problem):

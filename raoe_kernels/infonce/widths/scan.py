@@ -3,9 +3,9 @@
 A segment consists of the embedding dimensions between two neighbouring widths. The logits of width k are x_k = scale
 (dot_1 + … + dot_k) / (|a| |b|), where dot_s is the dot product over segment s, and a and b are the prefixes of width k.
 Segment s belongs to all widths k >= s. Let g_k be the gradient of loss L_k with respect to dot_k. Then the gradient of
-a's segment s is one product with b's segment, (g_s + … + g_K) b. For the gradient of b's segment, g_s + … + g_K is
-transposed. The gradient through the norms needs the sums of dL_k/dx_k * x_k over each row and column. So K widths need
-three products, just like one width.
+segment s of a is one matrix product with segment s of b, (g_s + … + g_K) b_s, and the gradient of segment s of b is
+(g_s + … + g_K)^T a_s. The gradient through the norms needs the sums of dL_k/dx_k * x_k over each row and column. So all
+K widths need three products per segment, which take as many operations as the three products of the widest width alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NARROW = 32
 
 
 class _Side(NamedTuple):
-    """The rows or the columns of the logits.
+    """One side of the logits: the rows or the columns.
 
     Attributes:
         rows: one matrix per segment, (n, width of the segment), not normalised, float32 or float64
@@ -121,11 +121,12 @@ def _weigh(
     weights: Tensor | None,
     along_columns: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the rows' losses (K, n) from the segments' products (K, n, C).
+    """Return the rows' losses (K, n) for all widths, given the matrix products (K, n, C) of all segments.
 
     `of_rows` is scale / |row|, `of_columns` is 1 / |column|, `own` is the column of each row's positive, and `mask` is
     True for columns that are left out. If `weights` is not None, overwrite the products with their gradients, summed
-    over the widths. Then also return the rows' sums of weight * dL/dx * x, and add the columns' sums to along_columns.
+    over the widths. In this case, also return weight * dL/dx * x, summed over each row, and add its sums over each
+    column to along_columns.
     """
     own, row_losses, along_rows = own[:, None], [], []
     for before, after in pairwise(products):
@@ -174,7 +175,7 @@ def _by_column(columns: Tensor) -> Tensor:
 
 
 def _finish(side: _Side, dims: tuple[int, ...], matrix: Tensor) -> Tensor | None:
-    """Return a side's gradient: add the gradient through the norms, and pad with zeros beyond the last width."""
+    """Return the gradient of a side's rows: add the part through the norms, and pad with 0 beyond the last width."""
     if side.whole is None:
         return None
     through = from_here_on(side.along * side.inverse.square())

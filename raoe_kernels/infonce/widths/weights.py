@@ -1,4 +1,4 @@
-"""Functions shared by all backends for several widths: weight the gradients of K losses by the upstream gradient.
+"""Functions that all backends for several widths share: they weight the gradients of K losses by the upstream gradient.
 
 All widths share matrix products, so the weights of the losses (the upstream gradient) must be known before the
 gradients are computed. On a CPU, the forward pass computes the gradients for equal weights. If the weights are not

@@ -50,7 +50,7 @@ class BidirectionalConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     def forget_base(self) -> None:
-        """Remove the reference to a base model, because the model contains all of its weights."""
+        """Remove the reference to the base model, for a model that is saved with all weights."""
         self.base_model = self.base_revision = self.base_quantization = None
 
     def to_dict(self) -> dict[str, Any]:

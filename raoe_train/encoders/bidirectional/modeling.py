@@ -208,14 +208,14 @@ class BidirectionalModel(PreTrainedModel):
 
 
 def _within(window: int | None) -> Any:
-    """Return a mask function for a symmetric window: it extends as far in each direction as the causal window."""
+    """Return the mask function of a sliding window that has the causal window's size in both directions."""
     if window is None:
         return None
     return lambda b, h, q, k: (q - k < window) & (k - q < window)
 
 
 def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
-    """Replace the decoder's causal mask. This function is a hook of each bidirectional layer."""
+    """Replace the decoder's causal mask. This function is a forward pre-hook of each bidirectional layer."""
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: the decoder alone has no bidirectional masks")
     arguments = {key: value for key, value in kwargs.items() if key != "lifted"}
