@@ -61,7 +61,7 @@ def _with_digests(value: Any, hint: Any, data_dir: str | None) -> Any:
 
 
 def _data_digest(source: str) -> Any:
-    """Return what determines the rows of a data source: for a file, its digest, format and split."""
+    """Return a record that identifies the rows of a data source: for a file, its digest, format and split."""
     parts: list[Any] = []
     for part in pool(source):
         if os.path.isdir(part.partition("#")[0]) or not is_file(part):
@@ -74,7 +74,7 @@ def _data_digest(source: str) -> Any:
 
 
 def _task_digest(word: str, data_dir: str | None) -> Any:
-    """Return what determines a task's data, or None for an unknown task."""
+    """Return the record that identifies a task's data (see _data_digest), or None for an unknown task."""
     source = pkgutil.resolve_name(TASK_SOURCE)(word, data_dir)
     return source and _data_digest(source)
 

@@ -65,7 +65,8 @@ def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d]. Set padding to 0: NaN then cannot spread, and padding gets gradient 0."""
+    """Convert q, k and v to [b, heads, L, d]. Zero the padding, so that NaNs in it do not propagate
+    and its gradient is 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()

@@ -46,8 +46,8 @@ def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
 
 
 def _fold(key: Tensor, number: Tensor) -> Tensor:
-    """Mix the low 32 bits of `number` into a 32-bit key (int64) with the hash lowbias32, which is one-to-one in each
-    argument."""
+    """Hash the low 32 bits of `number` into `key`, a 32-bit value stored as int64, with lowbias32. If one of the two
+    arguments is fixed, the result is a one-to-one function of the other."""
     x = key ^ (number * 0x9E3779B9 & LOW_BITS)
     x = (x ^ x >> 16) * 0x7FEB352D & LOW_BITS
     x = (x ^ x >> 15) * 0x846CA68B & LOW_BITS

@@ -99,8 +99,9 @@ def _of_queries(
     full, causal, grad_full, grad_causal, lse_full, lse_causal, base, row, real, kept, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Return the upstream gradient, logsumexp and delta for a tile of queries, and then the mixed values of these
-    three, which differ from them only in mode DUAL."""
+    """Return the upstream gradient, logsumexp and delta of the result `full` for a tile of queries, and then the
+    gradient, logsumexp and delta for the keys up to the diagonal. In mode DUAL, the latter three are the mixed
+    gradient, the causal logsumexp and the mixed delta. In the other modes, they equal the first three."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     at = base * HEAD_DIM
     grad = rows(begin(grad_full, at), row, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)

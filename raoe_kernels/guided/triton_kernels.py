@@ -91,7 +91,8 @@ def guided_forward_mix(
     columns: tl.int64, row_current: tl.int64, row_previous: tl.int64, guidance: tl.float64, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute p + (guidance - 1) (p - q) from the log-probabilities p and q of both contexts."""
+    """Compute p + (guidance - 1) (p - q), where p and q are the log-probabilities in the current and in the
+    previous context."""
     dtype: tl.constexpr = result.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)

@@ -139,5 +139,6 @@ def info_nce_loss(
     widths = _validate.widths("dims", dims, anchors.shape[1])
     conflicts = [option for option in problem.special() if option != "several ids per row"]
     if conflicts := conflicts + ["a tensor for scale"] * (problem.learned_scale is not None):
-        raise ValueError(f"dims cannot be combined with {', '.join(conflicts)}, got {_validate.describe(dims)}")
+        advice = "remove dims or the conflicting options"
+        raise ValueError(f"dims cannot be combined with {' or '.join(conflicts)}: {advice}")
     return info_nce_widths(problem._replace(dims=widths), backend)

@@ -144,8 +144,8 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y (plus `add`, if given). If x or y is a Halves, split both, and sum high @ high, high @ low and low @
-    high."""
+    """Return x @ y (plus `add`, if given). If one of them is a Halves, split the other one too, and return
+    high @ high + high @ low + low @ high (plus `add`)."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

@@ -150,8 +150,9 @@ def info_nce_weights(
     strength: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr,
     LEARNED: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Write the losses of a chunk of rows, starting with row `first`, to `stats`. With GRADIENT, also write the
-    derivatives with respect to the products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`.
+    """Write the losses of a chunk of rows, starting with row `first`, to `stats`. With GRADIENT, also store in
+    `weights` the derivative of the loss with respect to each product of two scaled rows. The stored derivatives leave
+    out the factor `scale`, and include the factor `stretch` (see triton_kernels._stretch).
     The derivative at a row's positive has the largest magnitude, so it is written to `own_weights`, without rounding.
     Before computing exp, the kernel subtracts the row's largest logit if SHIFTED, otherwise `limit`.
 
@@ -162,7 +163,7 @@ def info_nce_weights(
 
     With LEARNED, `scale` is multiplied by the number at the address `learned`. With GRADIENT, too, the derivative with
     respect to this number, times the number, is stored at the end of `stats`. `strength` is hardness_strength, divided
-    by the scale unless LEARNED. `mask_first` is the index of the anchor in row 0 of the mask.
+    by the scale unless LEARNED. Row 0 of the mask belongs to the anchor with index `mask_first`.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)

@@ -27,10 +27,14 @@ def sigmoid_weights(
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write the losses of a chunk of rows, starting with row `first`, to `stats`. With GRADIENT, also write the
-    derivatives with respect to scale and bias to `stats` (from indices row_count and 2 x row_count on). Write the
-    derivatives with respect to the products of scaled rows to `weights`, multiplied by `stretch` but not by `scale`.
-    The derivative at a row's own column is written to `own_weights` instead, without rounding. A cosine is the product
-    of two scaled rows, multiplied by `shrink` and by the `inverse` of each row."""
+    derivatives with respect to scale and bias to `stats` (from indices row_count and 2 x row_count on).
+
+    A cosine is the product of two scaled rows, multiplied by `shrink` and by the `inverse` of each row. With GRADIENT,
+    the kernel stores in `weights` the derivative of the loss with respect to each product of two scaled rows. The
+    stored derivatives leave out the factors `scale` and `shrink`, and include the factor `stretch` (see
+    triton_kernels._stretch). The derivative at a row's own column is written to `own_weights` instead, without
+    rounding.
+    """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
     i = first + line

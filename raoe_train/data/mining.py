@@ -54,7 +54,7 @@ def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours of each of n sentences (sentences with a cosine above a threshold), nearest first."""
+    """The neighbours (sentences with a cosine above a threshold) of each of n sentences, nearest first."""
 
     own: np.ndarray  # [n, k] indices of sentences of the same class
     others: np.ndarray  # [n, k] indices of sentences of other classes

@@ -57,7 +57,7 @@ def prompt_of(model: Any, kind: str) -> str | None:
 
 
 def refuse_conditional(model: Any, name: str) -> None:
-    """Raise ValueError if a SentenceTransformer has a prompt with a {condition}, which plain texts do not have."""
+    """Raise ValueError if a SentenceTransformer's prompt contains {condition}: plain texts have no condition."""
     if CONDITIONAL in model.prompts:
         raise ValueError(f"{name}: only the jobs train and evaluate support a prompt with {{condition}} (C-STS)")
 

@@ -61,7 +61,7 @@ def apply_template(model: Any, template: str) -> None:
     if suffix or suffix_of(model):
         poolings = [module for module in model.modules() if isinstance(module, Pooling)]
         if suffix and not all(pooling.include_prompt for pooling in poolings):  # pooling would drop tokens at the start
-            raise ValueError("pooling cannot exclude a prompt that has a suffix: set include_prompt of Pooling to True")
+            raise ValueError("a prompt with a suffix requires include_prompt=True in every Pooling module")
         # pooling_mode is a name or a tuple of names
         last = any("lasttoken" in pooling.pooling_mode for pooling in poolings)
         changed = _with_suffix(tokenizer, suffix, last)

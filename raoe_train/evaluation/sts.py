@@ -52,7 +52,7 @@ def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | N
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """Return the prompt in a model's settings or, if it is not set, the saved prompt with a {condition}, or None."""
+    """Return a model's prompt for C-STS: the prompt in its settings, else the prompt saved with it, else None."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:

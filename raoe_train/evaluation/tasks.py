@@ -226,9 +226,9 @@ def evaluate_tasks(
     truncate_dim: int | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. Outcomes are
-    added to the dict `outcomes`. `truncate_dim` is the number of leading dimensions to use, or None for all. For
-    `folder`, see encode_tasks."""
+    """Evaluate a SentenceTransformer. Return {"tasks", "average", "averages"} as the job `evaluate` does. If
+    `outcomes` is a dict, each task's Outcomes are added under the task's name. `truncate_dim` is the number of leading
+    dimensions to use, or None for all. For `folder`, see encode_tasks."""
     parts = encode_tasks(model, [*tasks.values()], batch_size, folder)
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():

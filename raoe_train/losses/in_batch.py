@@ -189,7 +189,7 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
     if not isinstance(tokens, Tensor) or not texts:
-        raise ValueError("a column has inputs other than text, which cannot be compared: set mask_duplicates=False")
+        raise ValueError("mask_duplicates needs text, but a column contains other inputs: set mask_duplicates=False")
     if "cu_seq_lens_q" in features or "offsets" in features:  # all texts are in one row: packed, or StaticEmbedding
         starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
         tokens, starts = tokens.reshape(-1), starts.long()

@@ -104,7 +104,7 @@ class PairLoss(CachedLoss):
         label = label.reshape(-1).detach() if needs_label and label is not None else None
         if score.device.type == "cpu":
             if score.is_floating_point() and bool(score.isnan().any()):
-                raise ValueError(f"{name} got a NaN score: remove such pairs")
+                raise ValueError(f"{name} got a NaN score: remove pairs whose score is NaN")
             if label is not None and bool((~(label >= 0) | (label != label.floor())).any()):
                 rule = "needs labels that are whole numbers from 0 (larger = less related)"
                 advice = "remove pairs without a label"

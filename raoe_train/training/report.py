@@ -77,7 +77,8 @@ def lower(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 
 
 def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
-    """Return {name: (score before training, after)} x 100: dev metric, tasks, and similarity S of polarity tasks."""
+    """Return {name: (score before training, score after training)}, with scores x 100. The names are "dev" (the dev
+    metric), the tasks' names and, for the similarity S of a polarity task, the task's name followed by " (S)"."""
     before, after = metrics["before"], metrics["after"]
     main = _dev_metric(after)
     table = {"dev": (before.get(main), after[main])} if main in after else {}

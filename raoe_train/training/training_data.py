@@ -199,7 +199,7 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
     if first not in dataset.column_names or (counted == first and "label" in dataset.column_names):
-        raise ValueError("data.dev_share needs a column of scores or positives: remove it, or set data.dev instead")
+        raise ValueError("data.dev_share needs a column of scores or positives: set data.dev, or data.dev_share to 0")
     rows = len(dataset)
     if rows < FEWEST:
         raise ValueError(f"{name} has only {rows} rows: data.dev_share needs at least {FEWEST}; set data.dev instead")

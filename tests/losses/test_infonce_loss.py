@@ -65,7 +65,7 @@ def test_the_same_tokens_are_the_same_text():
 
 def test_no_texts_to_compare():
     for column in ({"pixel_values": torch.zeros(2, 3)}, {**padded(5), "modality": ("text", "image")}):
-        with pytest.raises(ValueError, match=r"a column has inputs other than text.*mask_duplicates=False"):
+        with pytest.raises(ValueError, match=r"a column contains other inputs.*mask_duplicates=False"):
             InfoNCELoss(None)([column, column])
 
 
