@@ -94,10 +94,10 @@ class Trainer(SentenceTransformerTrainer):
         pretokenize: bool | Literal["auto"] = "auto",
         **keywords: Any,
     ) -> None:
-        if not isinstance(model, torch.nn.Module | None):
-            raise ValueError(f"model of rt.Trainer must be a torch.nn.Module, got {model!r}")
-        if not isinstance(args, SentenceTransformerTrainingArguments | None):
-            raise ValueError(f"args of rt.Trainer must be SentenceTransformerTrainingArguments, got {args!r}")
+        kinds = {"model": torch.nn.Module, "args": SentenceTransformerTrainingArguments}
+        for (name, kind), value in zip(kinds.items(), (model, args), strict=True):
+            if not isinstance(value, kind | None):
+                raise ValueError(f"{name} of rt.Trainer must be a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
         self.by_length, self.packed, self.pretokenize = by_length, packed, pretokenize
         if args.auto_find_batch_size:

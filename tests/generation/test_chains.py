@@ -151,7 +151,7 @@ def test_advice_is_not_what_is_already_set(writer, sentences, tmp_path, capsys, 
     result = run("generate", **made)
     reason = "no letters" if "stop_strings" in settings else "not complete: cut off at max_new_tokens"
     printed = capsys.readouterr().out
-    assert result["failed_chains"] == {reason: 11} and f"chains.jsonl.failed.jsonl: 11 {reason}\n" in printed
+    assert result["failed_chains"] == {reason: 11} and f"chains.jsonl.failed.jsonl: {reason} (11)\n" in printed
     assert f"few chains passed all checks: try {advice}\n" in printed
 
 

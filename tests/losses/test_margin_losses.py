@@ -91,7 +91,7 @@ def test_labels_that_are_not_0_or_1(tmp_path, encoder):
     settings = {"model.name": encoder, "loss": "ContrastiveLoss", "data.train": [str(path)]}
     with pytest.raises(ValueError, match=r"line 3: label is '2', which is not a known label .0, 1"):
         run("train", None, **settings, output=str(tmp_path / "out"))
-    with pytest.raises(ValueError, match=r"labels must be 1 .similar. or 0 .not., got 2"):
+    with pytest.raises(ValueError, match=r"labels must be 1 .similar. or 0 .dissimilar., got 2"):
         run("train", None, **settings, output=str(tmp_path / "other"), **{"data.labels": {"1": 1, "2": 2}})
     with pytest.raises(ValueError, match="TripletLoss cannot use"):
         settings = {**settings, "loss": "TripletLoss", "data.neutral": True}
