@@ -78,7 +78,17 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def make(corner: Corner, home: Path, wheel: Path) -> None:
+def build(home: Path) -> Path:
+    """Build the wheel of this tree for the Python of an environment: it has modules for one CPython only."""
+    built = home / "wheel"
+    shutil.rmtree(built, ignore_errors=True)
+    words = [str(home / "bin" / "python"), "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(built), str(ROOT)]
+    subprocess.run(words, check=True, capture_output=True, env={**os.environ, "RAOE_KERNELS_BUILD": "cpu"})
+    (wheel,) = built.glob("raoe-*.whl")
+    return wheel
+
+
+def make(corner: Corner, home: Path) -> None:
     """Create the environment of a corner; CalledProcessError if a package cannot be installed."""
     python = interpreter(corner.python)
     if python is None:
@@ -95,15 +105,13 @@ def make(corner: Corner, home: Path, wheel: Path) -> None:
         stand_in(torch / "lib")
     constraints = home / "constraints.txt"
     constraints.write_text("\n".join([*(lowest() if corner.oldest else []), *corner.pins]), encoding="utf-8")
-    wanted = [f"raoe[train] @ {wheel.as_uri()}", *TOOLS]
+    wanted = [f"raoe[train] @ {build(home).as_uri()}", *TOOLS]
     subprocess.run([*pip, "-c", str(constraints), *wanted], check=True, capture_output=True)
 
 
-def tried(corner: Corner, home: Path, wheel: Path, folder: Path) -> dict[str, object]:
+def tried(corner: Corner, home: Path, folder: Path) -> dict[str, object]:
     """The result of a corner: versions, and the outcome of its tests."""
     python = str(home / "bin" / "python")
-    again = [python, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", str(wheel)]
-    subprocess.run(again, check=True, capture_output=True)
     ask = "import importlib.metadata as m, platform; print(platform.python_version(), *map(m.version, {!r}))"
     words = subprocess.run([python, "-c", ask.format(SHOWN)], check=True, capture_output=True, text=True).stdout.split()
     place = home / "tree"  # packages come from the environment
@@ -136,7 +144,7 @@ def page(results: dict[str, dict[str, object]]) -> str:
         else:
             lines.append(f"| {name}: {result['cannot']} |" + " |" * (len(SHOWN) + 2))
     bad = [f"- {name}: `{test}`" for name, result in results.items() for test in result.get("bad", [])]  # type: ignore
-    made = f"By `python -m tests.versions`, {platform.machine()}, no GPU."
+    made = f"Measured with `python -m tests.versions` on {platform.machine()}, without a GPU."
     return "\n".join([made, "", *lines, *(["", *bad] if bad else [])])
 
 
@@ -147,18 +155,18 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="raoe-versions-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    building = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*building, str(ROOT)], check=True, env={**os.environ, "RAOE_KERNELS_BUILD": "cpu"})
-    (wheel,) = folder.glob("raoe-*.whl")
     results: dict[str, dict[str, object]] = {}
     for corner in CORNERS:
         kept, home = folder / f"{corner.name}.json", folder / corner.name
         if not kept.exists() and (not options.only or corner.name in options.only):
             try:
-                if not (home / "made").exists():
-                    make(corner, home, wheel)
+                if (home / "made").exists():
+                    again = [str(home / "bin" / "python"), "-m", "pip", "install", "-q", "--no-deps"]
+                    subprocess.run([*again, "--force-reinstall", str(build(home))], check=True, capture_output=True)
+                else:
+                    make(corner, home)
                     (home / "made").touch()
-                result = tried(corner, home, wheel, folder)
+                result = tried(corner, home, folder)
             except (subprocess.CalledProcessError, FileNotFoundError) as error:
                 said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
                 lines = said.strip().splitlines()
