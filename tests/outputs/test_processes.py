@@ -200,7 +200,7 @@ def shares(tmp_path_factory):
     ("name", "processes", "by"),
     [
         ("score", 4, "hand"),
-        ("generate", 2, "hand"),
+        ("generate", 3, "hand"),
         ("encode", 3, "hand"),
         ("mine", 3, "hand"),
         ("mine_rows", 2, "hand"),
