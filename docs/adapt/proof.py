@@ -53,6 +53,11 @@ def files(name, folder):
     return str(train), None, f"sts:{test}"
 
 
+def commit():
+    words = ["git", "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+
+
 def cell(name, method, model, seed):
     """A row: the target's test score and those of the STS sets after training."""
     started = time.time()
@@ -87,8 +92,7 @@ def cell(name, method, model, seed):
             }
         result = rt.train("adapt", **settings)
     tasks = {task.rpartition("/")[2]: scores[scores["main"]] for task, scores in result["after"]["tasks"].items()}
-    commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
-    row = {"target": name, "model": Path(model).name, "seed": seed, "run": method, "commit": commit.stdout.strip()}
+    row = {"target": name, "model": Path(model).name, "seed": seed, "run": method, "commit": commit()}
     row |= {"seconds": round(time.time() - started), "tasks": tasks}
     return row | ({"certificate": result["certificate"]} if "certificate" in result else {})
 

@@ -5,20 +5,19 @@ encoder of the run a guard: nDCG@10 of a search for the second halves of trainin
 
 import gzip
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from proof import commit
 from torch.nn import functional
 
 import raoe_train as rt
 from raoe_train.losses.keep import Keep
 
-REPOSITORY = Path(__file__).parents[2]
-DATA = REPOSITORY.parent / "shared/data/retrieval"
+DATA = Path(__file__).parents[3] / "shared/data/retrieval"
 TRIALS = {  # settings that a trial adds to the recipe
     "adapt": {},
     "keep-0": {"training.keep": 0},
@@ -81,8 +80,7 @@ def trial(name, seed, model):
             "output": str(output),
         }
         result = rt.train("adapt", **settings | TRIALS[name])
-        head = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
-        row = {"trial": name, "seed": seed, "commit": head.stdout.strip(), "tasks": ["wikiqa", "cranfield", "halves"]}
+        row = {"trial": name, "seed": seed, "commit": commit(), "tasks": ["wikiqa", "cranfield", "halves"]}
         row |= {"before": scores(result["before"]), "after": scores(result["after"]), "dev": result.get("dev")}
         return row | {"seconds": round(time.process_time() - started), "certificate": result["certificate"]}
 

@@ -23,7 +23,7 @@ from raoe_train.data.columns import (
     resolve_labels,
 )
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.sources import BATCH, Source, Table, to_table
+from raoe_train.data.sources import Source, Table, row_values, to_table
 
 logger = logging.getLogger(__name__)
 CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
@@ -87,28 +87,20 @@ def row_table(
     read, advice, dropped, left_out = len(parsed) + opened.dropped.total(), "", Counter[str](), Counter[str]()
     rows: Iterable[Row]
     if is_nli:
-        rows, width = _combine(_values(parsed), CLASSES[: 2 + neutral], pairing, dropped), 1
+        rows, width = _combine(row_values(parsed), CLASSES[: 2 + neutral], pairing, dropped), 1
         advice = ADVICE if first else ""
     else:
         width = pc.max(pc.list_value_length(parsed.data["negatives"])).as_py() or 0
         if keep_all:
-            rows = ((anchor, positives or [None], *rest) for anchor, positives, *rest in _values(parsed))
+            rows = ((anchor, positives or [None], *rest) for anchor, positives, *rest in row_values(parsed))
         else:
             rows, more = _usable(parsed, num_negatives, dropped, left_out)
             width = width + more if num_negatives is None else min(width + more, num_negatives)
     table = _to_table(rows, width, neutral)
     opened.dropped += dropped
-    if not len(table):  # negatives of other rows, which were dropped
-        opened.dropped["no positive"] += read - opened.dropped.total()
     noun = "triplet" if is_nli else "row"
     counts = opened.counts(read - opened.dropped.total(), noun, advice)
     return table, counts | ({"texts": dict(+left_out)} if +left_out else {})
-
-
-def _values(table: Any, *names: str) -> Iterator[Any]:
-    """Yield the values of a table, row by row, in the columns `names` or in all columns."""
-    for part in table.select_columns([*names] or table.column_names).with_format("arrow").iter(BATCH):
-        yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
 
 
 def _nli_labels(labels: Any) -> dict[str, int | None]:
@@ -254,20 +246,21 @@ def _usable(parsed: Any, most: int | None, dropped: Counter[str], left_out: Coun
     known: dict[str, set[str]] = {}  # {query in several rows: the query and all of its positives}
     shared: dict[str, list[str]] = {}  # {query: negatives in rows without a positive}
     seen, repeated = set[int](), set[int]()  # hashes, because they need less memory than queries
-    for (anchor,) in _values(parsed, "anchor"):
+    for (anchor,) in row_values(parsed, "anchor"):
         (repeated if hash(anchor) in seen else seen).add(hash(anchor))
-    for anchor, positives, negatives, _ in _values(parsed) if repeated else ():
+    for anchor, positives, negatives, _ in row_values(parsed) if repeated else ():
         if hash(anchor) in repeated:
             known.setdefault(anchor, {anchor}).update(positives)
             if not positives:
                 shared.setdefault(anchor, []).extend(negatives)
 
     def rows() -> Iterator[Row]:
-        generator = random.Random(0)
-        for anchor, positives, negatives, rest in _values(parsed):
+        generator, moved, used = random.Random(0), Counter[str](), set[str]()
+        for anchor, positives, negatives, rest in row_values(parsed):
             own = known.get(anchor) or {anchor, *positives}
             if not positives and negatives and len(own) > 1:
-                continue  # its negatives go to the rows of this query that have a positive
+                moved[anchor] += 1  # its negatives go to the rows of this query that have a positive
+                continue
             negatives = [*negatives, *shared.get(anchor, ())]
             usable = [text for text in dict.fromkeys(positives) if text != anchor]
             kept = [text for text in dict.fromkeys(negatives) if text not in own]
@@ -281,7 +274,10 @@ def _usable(parsed: Any, most: int | None, dropped: Counter[str], left_out: Coun
                 repeats = len(positives) - len({*positives}) + len(negatives) - len({*negatives})
                 left_out["repeated"] += repeats
                 left_out["in two roles"] += len(positives) + len(negatives) - len(usable) - len(kept) - repeats
+                if anchor in shared:
+                    used.add(anchor)
                 yield anchor, usable, drawn, rest
+        dropped["no positive"] += sum(count for anchor, count in moved.items() if anchor not in used)
 
     return rows(), max(map(len, shared.values()), default=0)
 

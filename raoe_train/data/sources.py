@@ -199,6 +199,12 @@ def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = N
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
+def row_values(table: Any, *names: str) -> Iterator[Any]:
+    """Yield the values of a table, row by row, in the columns `names` or in all columns."""
+    for part in table.select_columns([*names] or table.column_names).with_format("arrow").iter(BATCH):
+        yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
+
+
 class Texts:
     """Iterable over all sentences in the columns of datasets (texts or lists of texts). It can be read repeatedly."""
 
@@ -209,9 +215,8 @@ class Texts:
         for dataset in self.datasets.values():
             for name in dataset.column_names:
                 if name not in ("score", "label"):
-                    for table in dataset.select_columns([name]).with_format("arrow").iter(BATCH):
-                        for value in table[name].to_pylist():
-                            yield from [value] if isinstance(value, str) else value or ()
+                    for (value,) in row_values(dataset, name):
+                        yield from [value] if isinstance(value, str) else value or ()
 
 
 def roles_in(name: Any, mapping: Mapped) -> set[str]:

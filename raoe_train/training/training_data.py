@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +19,13 @@ from raoe_train.data.columns import NAMES
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import columns_in_order, row_table
 from raoe_train.data.sources import (
-    BATCH,
     Texts,
     columns_in,
     is_benchmark_folder,
     labels_of,
     pool,
     roles_in,
+    row_values,
 )
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.evaluation.retrieval import of_rows, read_passages, read_retrieval, relevant_pairs
@@ -97,8 +97,8 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
     columns: dict[str, Any] = {"sentences": lists}
     if teacher.information != "ranking":
         omega = teacher.omega if teacher.information == "both" else 0.0
-        # the encoder alone, so that runs with another omega find the cosines in the cache
-        encoder = FrozenEncoder(**{each.name: getattr(teacher, each.name) for each in fields(FrozenEncoder)})
+        # without settings that do not change the cosines, so that runs with another omega find them in the cache
+        encoder = replace(teacher, information=Teacher.information, omega=Teacher.omega)
         columns["label"] = [
             refine_similarity(torch.from_numpy(phi), omega).numpy().ravel()
             for phi in similarities(lists, encoder, cache)
@@ -256,8 +256,7 @@ def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) ->
     columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
 
     def unordered(rows: Any) -> Iterator[frozenset[str]]:
-        for part in rows.select_columns([*columns]).iter(BATCH):
-            yield from map(frozenset, zip(*(part[name] for name in columns), strict=True))
+        yield from map(frozenset, row_values(rows, *columns))
 
     pairs = [*unordered(dev)]
     dev_pairs, shared, kept = {*pairs}, set[frozenset[str]](), dict(datasets)

@@ -212,6 +212,11 @@ def test_no_row_is_left_if_negatives_lose_their_query(tmp_path):
             {"query": "q", "passage": "n", "neutral": "m", "relevance": 0}]  # fmt: skip
     with pytest.raises(ValueError, match=r"no usable row in 2 rows: text in two roles \(1\), no positive \(1\)$"):
         row_table(jsonl(tmp_path / "a.jsonl", *rows), neutral=True)
+    data, counts = row_table(
+        jsonl(tmp_path / "b.jsonl", *rows, {**rows[0], "query": "r", "neutral": "m"}), neutral=True
+    )
+    assert len(data) == 1
+    assert counts == {"read": 3, "kept": 1, "dropped": {"text in two roles": 1, "no positive": 1}}
 
 
 def test_rows_that_are_kept_in_files_are_the_same(tmp_path, monkeypatch):

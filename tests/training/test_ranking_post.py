@@ -121,6 +121,10 @@ def test_the_cache_serves_every_omega(tmp_path, encoders, monkeypatch):
     lists = Dataset.from_dict({"sentences": CHAINS})
     teacher = Teacher(encoders[1], device="cpu", omega=0.5)
     first = teaching.add_targets(lists, teacher, tmp_path)["label"][:]
+    two = replace(teacher, second=FrozenEncoder(encoders[0], device="cpu"), information="semantic")
+    for texts, label in zip(CHAINS, teaching.add_targets(lists, two, tmp_path)["label"], strict=True):
+        mean = (cosines(encoders[0], texts) + cosines(encoders[1], texts)) / 2  # both teachers count
+        torch.testing.assert_close(torch.tensor(label).reshape(mean.shape), mean, atol=1e-5, rtol=0, check_dtype=False)
     monkeypatch.setattr("raoe_train.encoders.embed.encode_sentences", None)
     for other in (replace(teacher, omega=0.25), replace(teacher, information="semantic")):
         assert teaching.add_targets(lists, other, tmp_path)["label"][:] != first
