@@ -94,8 +94,10 @@ class Trainer(SentenceTransformerTrainer):
         pretokenize: bool | Literal["auto"] = "auto",
         **keywords: Any,
     ) -> None:
-        kinds = {"model": torch.nn.Module, "args": SentenceTransformerTrainingArguments}
-        for (name, kind), value in zip(kinds.items(), (model, args), strict=True):
+        for name, value, kind in (
+            ("model", model, torch.nn.Module),
+            ("args", args, SentenceTransformerTrainingArguments),
+        ):
             if not isinstance(value, kind | None):
                 raise ValueError(f"{name} of rt.Trainer must be a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
