@@ -158,7 +158,7 @@ def prepare(
             write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run")))
 
     if output is not None:
-        if not output.replaces:
+        if not on_rank_zero(lambda: output.replaces):  # others may read the record that it just wrote
             on_rank_zero(lambda: output.begin(*FILES))
         check_nodes(output)
     set_seed(config.training.seed)

@@ -94,10 +94,8 @@ class Trainer(SentenceTransformerTrainer):
         pretokenize: bool | Literal["auto"] = "auto",
         **keywords: Any,
     ) -> None:
-        for name, value, kind in (
-            ("model", model, torch.nn.Module),
-            ("args", args, SentenceTransformerTrainingArguments),
-        ):
+        checked = ("model", model, torch.nn.Module), ("args", args, SentenceTransformerTrainingArguments)
+        for name, value, kind in checked:
             if not isinstance(value, kind | None):
                 raise ValueError(f"{name} of rt.Trainer must be a {kind.__name__}, got {value!r}")
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
