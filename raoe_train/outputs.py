@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -256,20 +255,6 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             packages[package] = version(package)
     return packages
-
-
-def commit() -> str | None:
-    """Return the git commit of this source tree, with "+" if files have changed since; None outside a repository."""
-
-    def git(*words: str) -> str:
-        home = Path(__file__).parent
-        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20).stdout
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+").strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 @contextmanager

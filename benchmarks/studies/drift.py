@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.studies.jobs import cell, interval, load_encoder, read_lists, resample, table
+from benchmarks.studies.jobs import cell, interval, load_encoder, read_lists, resample
+from benchmarks.studies.markdown import table
 from benchmarks.studies.plots import plot_drift
 from benchmarks.studies.sweep_report import number
 

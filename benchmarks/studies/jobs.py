@@ -32,11 +32,10 @@ from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.outputs import beside, digest
 from raoe_train.training.certificate import LEVEL, differences, interval, resample
 from raoe_train.training.reads import table_of
-from raoe_train.training.report import cell, made_with, table
+from raoe_train.training.run_directory import cell
 
 __all__ = ["LEVEL", "LISTS", "PAIRS_WITH_TEXTS", "CachedLoss", "ListMLELoss", "Outcomes", "cell", "differences",
-           "interval", "made_with", "main_score", "read_tasks", "resample", "split_word", "table",
-           "teacher_embeddings"]  # fmt: skip
+           "interval", "main_score", "read_tasks", "resample", "split_word", "teacher_embeddings"]  # fmt: skip
 
 
 def pairs(source: str, data: Any, prompt: str | None, with_label: bool) -> Any:

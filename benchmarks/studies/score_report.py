@@ -17,12 +17,11 @@ from benchmarks.studies.jobs import (
     cell,
     differences,
     interval,
-    made_with,
     main_score,
     read_outcomes,
     split_word,
-    table,
 )
+from benchmarks.studies.markdown import made_with, table
 from benchmarks.studies.plots import plot_rows
 from benchmarks.studies.sweep_report import number
 
@@ -103,7 +102,6 @@ def _result(label: str, path: Path) -> Result:
             "model": metrics.get("model") or str(path),
             "options": {"truncate_dim": settings["truncate_dim"]} if "truncate_dim" in settings else {},
             "files": str((settings.get("model") or {}).get("name") or ""),
-            "commit": metrics.get("commit"),
             "versions": dict(metrics.get("versions") or {}),
         }
         data = {word: str(content) for word, content in [*settings.get("tasks", []), *settings.get("suite", [])]}
@@ -244,7 +242,7 @@ def _makers(results: Sequence[Result]) -> list[str]:
     lines = ["", "## Made by", ""]
     for result in results:
         of = result.made_by
-        about = {"model": of["model"], "its files": of["files"][:12], "commit": of["commit"]}
+        about = {"model": of["model"], "its files": of["files"][:12]}
         facts = {name: value for name, value in {**about, **of["options"]}.items() if value}
         lines.append(f"- {cell(result.label)}: {made_with({**facts, **of['versions']})}")
     return lines

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import commit
 from benchmarks.studies import jobs
 from benchmarks.studies.cells import (
     Cell,
@@ -144,7 +145,7 @@ class _Runner:
             if not self.overwrite and _read(record).get("settings") != settings:
                 raise ValueError(f"{record} has other settings or data: --overwrite trains the cell again")
             shutil.rmtree(folder, ignore_errors=True)
-        self.metrics[cell.run] = self.train("train", cell.recipe, overrides)
+        self.metrics[cell.run] = {**self.train("train", cell.recipe, overrides), "commit": commit()}
         write_text(record, json.dumps({"settings": settings, "metrics": self.metrics[cell.run]}, indent=1) + "\n")
         shutil.rmtree(self.runs / f"{cell.run}.start", ignore_errors=True)
         self.drop_weights()

@@ -13,7 +13,8 @@ import pandas as pd
 import yaml
 
 from benchmarks.studies import plots
-from benchmarks.studies.jobs import cell, made_with, main_score, table
+from benchmarks.studies.jobs import cell, main_score
+from benchmarks.studies.markdown import made_with, table
 
 PREFIX = "polarity:"  # of tasks with two main metrics
 LETTERS = {"P": "polarity", "S": "similarity"}

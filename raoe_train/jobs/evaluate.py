@@ -15,7 +15,7 @@ from raoe_train.evaluation.tasks import (
 from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import EvaluateConfig
 from raoe_train.jobs.shared import check_paths, job, output_of, require
-from raoe_train.outputs import Output, commit, versions
+from raoe_train.outputs import Output, versions
 from raoe_train.processes import print_on_rank_zero, rank_and_world
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def evaluate(config: EvaluateConfig, output: Output | None) -> dict[str, Any]:
     Returns:
         {"tasks": {task: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
         metrics, x100, "averages": {kind: mean of its tasks} if there are several kinds, "model": its name, or None for
-        a model in memory, "versions", "commit", "settings"}. Undefined metrics and their averages are None.
+        a model in memory, "versions", "settings"}. Undefined metrics and their averages are None.
     """
     return _evaluate(config, output, None)
 
@@ -85,7 +85,7 @@ def _evaluate(config: EvaluateConfig, output: Output | None, model: Any) -> dict
         return {}
     outcomes: dict[str, Any] = {}
     result = evaluate_tasks(encoder, tasks, config.batch_size, outcomes, config.truncate_dim, folder)
-    result.update(model=config.model.name if model is None else None, commit=commit())
+    result.update(model=config.model.name if model is None else None)
     if output:
         write_outcomes(output.path, outcomes, output.settings)
     else:

@@ -23,7 +23,7 @@ from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks
 from raoe_train.jobs.settings import TrainConfig
 from raoe_train.jobs.shared import check_nodes, job, require
 from raoe_train.jobs.train_settings import by_data, check_config
-from raoe_train.outputs import Output, commit, remove, set_modes, versions, write_json, write_text
+from raoe_train.outputs import Output, remove, set_modes, versions, write_json, write_text
 from raoe_train.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.settings import SCRATCH
 from raoe_train.training import certificate, report
@@ -195,7 +195,6 @@ def facts_of(run: Run) -> dict[str, Any]:
         "pairs": {name: len(dataset) for name, dataset in run.datasets.items()},
         "backends": backends,
         "versions": versions(),
-        "commit": commit(),
         "threads": torch.get_num_threads(),
         "processes": rank_and_world()[1],
     }

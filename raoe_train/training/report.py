@@ -6,11 +6,13 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
@@ -90,22 +92,15 @@ def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | 
     return table
 
 
-def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Format the result of `scores` as rows of text: name, score before training, score after training, change."""
-    rows = []
+def summary(metrics: Mapping[str, Any]) -> str:
+    """Format the scores before and after training as a table, one line for each score."""
+    rows: list[tuple[str, ...]] = [("main metric x 100", "before", "after", "change")]
     for name, (before, after) in scores(metrics).items():
         change = "-" if before is None or after is None else f"{after - before:+.2f}"
         rows.append((name, *("-" if value is None else f"{value:.2f}" for value in (before, after)), change))
-    return rows
-
-
-def summary(metrics: dict[str, Any]) -> str:
-    """Format the scores before and after training as a table, one line for each score."""
-    rows = score_rows(metrics)
     width = max([24, *(len(name) for name, *_ in rows)])
-    if rows:
-        rows.insert(0, ("main metric x 100", "before", "after", "change"))
-    return "\n".join(f"{name:<{width}}" + "".join(f"{value:>8}" for value in values) for name, *values in rows)
+    lines = [f"{name:<{width}}" + "".join(f"{value:>8}" for value in values) for name, *values in rows]
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
@@ -115,7 +110,7 @@ def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
     if not any("loss" in entry for entry in log):
         return False
     try:
-        figure = run_figure(log, scores(metrics))
+        figure = run_figure(pd.DataFrame(log).set_index("step"), scores(metrics))
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=150)
     except Exception as error:  # a plot must not stop the job; matplotlib may read a name as a formula
@@ -124,82 +119,60 @@ def plot_run(log: Log, metrics: Mapping[str, Any], path: Path) -> bool:
     return True
 
 
-def run_figure(log: Log, bars: Mapping[str, tuple[float | None, float | None]]) -> Any:
+def run_figure(log: pd.DataFrame, bars: Mapping[str, tuple[float | None, float | None]]) -> Any:
     from matplotlib.figure import Figure  # does not change the user's pyplot backend
 
     heights = [1 + 0.5 * len(bars), 4.0] if bars else [4.0]
     figure = Figure(figsize=(7.0, sum(heights)), layout="constrained")
     *top, left = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     for axes in top:
-        places = np.arange(len(bars))
-        for number, (label, colour) in enumerate((("before", COLOURS[-1]), ("after", COLOURS[1]))):
-            values = [pair[number] for pair in bars.values()]
-            widths = [math.nan if value is None else value for value in values]
-            drawn = axes.barh(places + 0.4 * number - 0.2, widths, 0.4, color=colour, label=label)
-            axes.bar_label(drawn, ["" if value is None else f"{value:.2f}" for value in values], padding=2)
-        axes.set_yticks(places, [*bars], parse_math=False)
+        for number, label in enumerate(("before", "after")):
+            widths = np.array([pair[number] for pair in bars.values()], float)  # None becomes NaN
+            places = np.arange(len(bars)) + 0.4 * number - 0.2
+            drawn = axes.barh(places, widths, 0.4, color=COLOURS[number - 1], label=label)
+            axes.bar_label(drawn, ["" if math.isnan(width) else f"{width:.2f}" for width in widths], padding=2)
+        axes.set_yticks(range(len(bars)), [*bars], parse_math=False)
         axes.invert_yaxis()
         axes.margins(x=0.15)
         axes.set_title("scores before and after training (main metric x 100)")
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    parts = log[log["loss"].notna()].dropna(axis=1, how="all").columns.difference([*NOT_PARTS])
     colours = itertools.cycle(COLOURS)
+    for key in ["loss", *parts]:
+        left.plot(log[key].dropna(), color=next(colours), label=key)
     left.set(xlabel="step", ylabel="training loss")
     left.locator_params("x", integer=True)
-    parts = {key for entry in log if "loss" in entry for key in entry} - NOT_PARTS
-    lines = [left.plot(*_series(log, key), color=next(colours), label=key) for key in ("loss", *sorted(parts))]
-    if dev := sorted({key for entry in log for key in entry if key.endswith(SELECTING)}):
+    if dev := sorted(key for key in log if key.endswith(SELECTING)):
         right = left.twinx()
         right.set_ylabel("dev metric x 100")
         for key in dev:
-            steps, values = _series(log, key)
             label = f"{NOT_SHOWN.sub('', key)} (right)"
-            lines.append(right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label))
-    handles = [line for (line,) in lines]
+            right.plot(100 * log[key].dropna(), "o-", markersize=3, color=next(colours), label=label)
+    handles = [line for axes in figure.axes[len(top) :] for line in axes.lines]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return figure
 
 
-def _series(log: Log, key: str) -> np.ndarray:
-    """Return an array [2, n]: the steps whose log entries contain a key, and the values of this key."""
-    return np.array([(entry["step"], entry[key]) for entry in log if key in entry], dtype=float).T
-
-
 def card_section(config: Any, metrics: Mapping[str, Any], picture: str | None) -> list[str]:
-    """Return the lines of raoe's section in the model card: the recipe, the scores in `metrics` (the
-    content of metrics.json), the file name of the plot, and the certificate."""
-    settings = recorded(config, digests=False)
-    recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    """Return the paragraphs of raoe's section in the model card: the recipe, the scores in `metrics` (the content of
+    metrics.json), the file name of the plot, and the certificate."""
+    recipe = yaml.safe_dump(recorded(config, digests=False), sort_keys=False, allow_unicode=True)
     for _, path in marked(config, "read"):
         if os.path.isabs(path):
             recipe = recipe.replace(path, Path(path).name)
-    command = "`raoe-train train recipe.yaml --output DIR` repeats this training."
-    lines = ["## Recipe and scores", "", f"{command} Settings in recipe.yaml, next to this page:"]
-    lines += ["", *(f"    {line}" for line in recipe.splitlines()), ""]
-    rows = [[cell(name), *values] for name, *values in score_rows(metrics)]
-    lines.append(f"{metrics['steps']:,} steps in {metrics['seconds']:,} s{'; main metric x 100:' if rows else '.'}")
-    if rows:
-        lines += table(["", "before", "after", "change"], rows)
-    if picture:
-        lines += ["", f"![{Path(picture).stem}]({picture})"]
-    if "certificate" in metrics:
-        lines += ["", *(f"    {line}" for line in table_of(metrics["certificate"]).splitlines())]
-    versions = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
-    return [*lines, "", f"Made with {made_with(versions)}."]
+    versions = ", ".join(f"{name} {version}" for name, version in metrics["versions"].items())
+    paragraphs = [
+        "## Recipe and scores",
+        "`raoe-train train recipe.yaml --output DIR` repeats this training. The recipe, next to this page:",
+        _code(recipe),
+        f"{metrics['steps']:,} steps in {metrics['seconds']:,} s, with {versions}.",
+        _code(summary(metrics)),
+        f"![{Path(picture).stem}]({picture})" if picture else "",
+        _code(table_of(metrics["certificate"])) if "certificate" in metrics else "",
+    ]
+    return [paragraph for paragraph in paragraphs if paragraph]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return an empty line and the lines of a Markdown table. Escape untrusted text with `cell` first."""
-    header, *body = ("| " + " | ".join(cells) + " |" for cells in (head, *rows))
-    return ["", header, "|" + "---|" * len(head), *body]
-
-
-def cell(text: str) -> str:
-    """Escape a text for Markdown. Return a single line in which nothing is interpreted as Markdown, HTML or a URL."""
-    escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
-    line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
-    return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # heading, list or quote
-
-
-def made_with(versions: Mapping[str, Any]) -> str:
-    """Format names and versions as "torch 2.13.0, numpy 2.4"."""
-    return ", ".join(cell(f"{name} {version}") for name, version in versions.items())
+def _code(text: str) -> str:
+    """Indent lines, so that Markdown shows them as code and does not interpret them."""
+    return textwrap.indent(text.rstrip(), "    ")

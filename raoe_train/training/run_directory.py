@@ -15,7 +15,6 @@ from raoe_train.outputs import Output, partial, read_json, remove, replacing, re
 from raoe_train.processes import on_rank_zero
 from raoe_train.settings import SCRATCH, Model
 from raoe_train.training.certificate import CERTIFICATE
-from raoe_train.training.report import cell
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of an unfinished run
@@ -67,7 +66,7 @@ def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
 
 
 def save_with_card(encoder: Any, output: Output, section: Sequence[str], name: str) -> None:
-    """Save an encoder in the folder of its run, with raoe's section in its model card. `name` is the
+    """Save an encoder in the folder of its run, with the paragraphs of raoe's section in its model card. `name` is the
     name or path of the encoder before training."""
     drop_head(encoder)
     card = encoder.model_card_data
@@ -85,7 +84,14 @@ def save_with_card(encoder: Any, output: Output, section: Sequence[str], name: s
         page = re.sub(r"<!-- - \*\*Base model:.*-->", lambda _: base, page)
         page = page.replace("sentence_transformers_model_id", output.path.name)
         first, heading, rest = page.partition(HEADING)
-        path.write_text("\n".join([first, *section, ""]) + heading + rest, encoding="utf-8")
+        path.write_text("\n\n".join([first.rstrip(), *section, ""]) + heading + rest, encoding="utf-8")
+
+
+def cell(text: str) -> str:
+    """Escape a text for Markdown. Return a single line in which nothing is interpreted as Markdown, HTML or a URL."""
+    escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
+    line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
+    return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # heading, list or quote
 
 
 def _text(value: Any) -> Any:
