@@ -1,4 +1,6 @@
-"""Run a cell of proof.md and append its row to a file: `python docs/adapt/proof.py sick adapt mpnet 43 rows.jsonl`."""
+"""Run a cell of proof.md and append its row to a file: `python docs/adapt/proof.py sick adapt mpnet 43 rows.jsonl`.
+
+For a control, a sixth argument sets the peak learning rate (default 5e-5)."""
 
 import csv
 import gzip
@@ -58,7 +60,7 @@ def commit():
     return subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
 
 
-def cell(name, method, model, seed):
+def cell(name, method, model, seed, rate):
     """A row: the target's test score and those of the STS sets after training."""
     started = time.time()
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +87,7 @@ def cell(name, method, model, seed):
                 "data.score_scale": [0, 5] if name in (*STS, "headlines") else [],
                 "data.dev_share": 0,
                 "training.keep": 0,
-                "training.learning_rate": 5e-5,
+                "training.learning_rate": rate,
                 "training.max_steps": STEPS[name],
                 "training.eval_strategy": "no",
                 "evaluation.certificate": False,
@@ -93,12 +95,13 @@ def cell(name, method, model, seed):
         result = rt.train("adapt", **settings)
     tasks = {task.rpartition("/")[2]: scores[scores["main"]] for task, scores in result["after"]["tasks"].items()}
     row = {"target": name, "model": Path(model).name, "seed": seed, "run": method, "commit": commit()}
+    row |= {"lr": rate} if method in CONTROLS else {}
     row |= {"seconds": round(time.time() - started), "tasks": tasks}
     return row | ({"certificate": result["certificate"]} if "certificate" in result else {})
 
 
 if __name__ == "__main__":
-    name, method, model, seed, rows = sys.argv[1:]
-    row = cell(name, method, model, int(seed))
+    name, method, model, seed, rows, *rate = sys.argv[1:]
+    row = cell(name, method, model, int(seed), float(*rate or [5e-5]))
     with open(rows, "a", encoding="utf-8") as out:
         out.write(json.dumps(row) + "\n")
