@@ -48,7 +48,7 @@ def forms() -> dict[str, Callable[[], Any]]:
         "`info_nce_loss(directions=…)`, other dtypes, or with a guide or hardness": lambda: rk.info_nce_loss(
             a, b, directions=both
         ),
-        "`info_nce_loss(scale=TENSOR)`, a learned one": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),
+        "`info_nce_loss(scale=TENSOR)`, learned scale": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),
         "`info_nce_loss(guide=…)`, one direction": lambda: rk.info_nce_loss(a, b, guide=(a, b)),
         "`info_nce_loss(hardness_mode=…)`, one direction": lambda: rk.info_nce_loss(
             a, b, b, hardness_mode="all_negatives", hardness_strength=1.0
@@ -56,7 +56,7 @@ def forms() -> dict[str, Callable[[], Any]]:
         "`info_nce_loss(dims=…)`": lambda: rk.info_nce_loss(a, b, dims=(4, 8)),
         "`sigmoid_loss`": lambda: rk.sigmoid_loss(a, b),
         "attention, padded": lambda: rk.bidirectional_attention(q, q, q, lengths=lengths),
-        "attention without padding, 16 bits, more than 512 tokens": lambda: rk.dual_attention(long, long, long),
+        "attention without padding, 16-bit, more than 512 tokens": lambda: rk.dual_attention(long, long, long),
         "`guided_log_probs`, `guided_argmax`": lambda: rk.guided_log_probs(logits, logits, guidance=1.5),
         "`list_mle_loss`, `refine_similarity`": lambda: rk.list_mle_loss(a[:, :4], b[:, :4]),
     }

@@ -1,4 +1,4 @@
-"""Fused ops for training sentence embeddings: contrastive, ranking and angular losses, cosines, and attention."""
+"""Fused ops for training sentence encoders: contrastive, ranking and angular losses, cosine similarity, attention."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ def table(device: str) -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """Return the tables of all devices. Each key of the result is a device name or several, such as "cuda:0, cuda:1",
-    and its value is the list of the table's lines. GPUs that support the same backends share a table."""
+    """Return the tables of all devices. GPUs that support the same backends share a table. Each key of the result lists
+    the devices of a table, such as "cuda:0, cuda:1", and its value holds the lines of this table."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         groups.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")

@@ -1,22 +1,24 @@
 """Interface between an op and its backends, for all ops except attention, in eager mode and under torch.compile.
 
-A problem is a NamedTuple that holds the arguments of a call, tensors first. A backend is a module with two functions:
+A problem is a NamedTuple that holds the arguments of a call, with the tensors first. A backend is a module with two
+functions:
 
     forward(problem, needs) -> (result, saved)
     backward(problem, saved, upstream, needs, dtype) -> gradients
 
 Arguments and results:
-    needs: tuple with a bool for each differentiable field of the problem: whether its gradient is needed
+    needs: tuple of bools, one for each differentiable field of the problem: True if the gradient of this field is
+        needed
     result: tensor with the shape and dtype that the argument `result` of `register` determines
-    saved: tuple of the tensors (or None) that backward reads
+    saved: tuple of the tensors (or None) that `backward` reads
     upstream: gradient with respect to the result
     dtype: dtype of the gradients, except that gradients of 0-dimensional tensors are float32 or float64 (_dtypes.wide)
-    gradients: tuple with a tensor for each differentiable field, or None if its gradient is not needed or is 0
+    gradients: tuple with the gradient of each differentiable field, or None for a gradient that is not needed or is 0
 
 A backend that computes the gradients in the forward pass has no function `backward`. Such a backend saves the gradients
 for an upstream gradient of 1 (None for a gradient that is not needed). The backward pass then multiplies the saved
-gradients by the upstream gradient. The multiplication is done by the backend's function `scaled` if there is one,
-otherwise by the function `scale` that was passed to `register`. `scaled` and `scale` take the same arguments as
+gradients by the upstream gradient. If the backend has a function `scaled`, this function does the multiplication.
+Otherwise, the function `scale` that was passed to `register` does it. `scaled` and `scale` take the same arguments as
 `backward`.
 """
 
@@ -42,12 +44,12 @@ SCHEMA = {"Tensor | None": "Tensor?", "tuple[int, ...] | None": "int[]?"}
 
 
 def scalar(problem: Any) -> Tensor:
-    """Return the loss of an empty batch: a scalar tensor with the value 0."""
+    """Return the loss for an empty batch: a scalar tensor with the value 0."""
     return problem[0].new_zeros((), dtype=wide(problem[0].dtype))
 
 
 def scaled(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the saved gradients of a scalar loss, multiplied by its upstream gradient `upstream`."""
+    """Return the saved gradients of a scalar loss, multiplied by the upstream gradient."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
@@ -66,16 +68,17 @@ def register(
     """Register an op with torch, and return a function call(problem, backend) that returns the op's result.
 
     Args:
-        make: the problem's NamedTuple class. The problem's first field determines device and dtype.
+        make: the problem's NamedTuple class. The problem's first field determines the device and the dtype.
         gradients: number of differentiable fields, which are the problem's first fields.
-        result: function(problem) that returns zeros of the result's shape and dtype: the result of an empty problem.
+        result: function(problem) that returns zeros with the result's shape and dtype, which are the result of an empty
+            problem.
         saved: a function like `result` for each tensor that backward reads; by default, one function per gradient.
-        scale: function that is called instead of `backward` for backends that lack it. In the problem that it receives,
-            all tensors are None. With such a function, compiled calls compute all gradients in the forward pass. Pass
-            None if every backend has a `backward`.
+        scale: function that is called instead of `backward` for backends without `backward`. In the problem that
+            `scale` receives, all tensors are None. Unless `scale` is None, compiled calls compute all gradients in the
+            forward pass. Pass None if every backend has a function `backward`.
         is_empty: function that returns True for an empty problem, for which no backend is called.
         name: name of the operator; by default the key of the op.
-        forward: name of the backends' forward function, for a backend module that implements several functions.
+        forward: name of the backends' forward function, for backend modules that implement several functions.
     """
     function = " or ".join(op.functions)
     kinds = [kind.__forward_arg__ for kind in make.__annotations__.values()]  # as strings

@@ -1,4 +1,4 @@
-"""Select the backend of a call, and explain why a backend is unavailable.
+"""Select the backend for a call, and explain why a backend is unavailable.
 
 A backend can be requested in three ways. In order of precedence, these are the call's argument `backend`, the innermost
 `use_backend` block, and the environment variable RAOE_KERNELS_BACKEND, which is read only once. If no backend is
@@ -53,7 +53,8 @@ class Backend:
 
 def backends(package: str, **missing: Callable[[torch.device], str | None]) -> dict[str, Backend]:
     """Return the backends in an op's folder: "reference" and "scan", which run on every device, and the backends that
-    are passed as keywords ("triton" or "native"). Each keyword's value is the function `missing` of that backend."""
+    are passed as keyword arguments ("triton" or "native"). The value of each keyword argument is the function `missing`
+    of that backend."""
     files = {"triton": "triton_kernels", "native": "native"}
     plain = {name: Backend(f"{package}.{name}") for name in ("reference", "scan")}
     return plain | {name: Backend(f"{package}.{files[name]}", reason) for name, reason in missing.items()}
@@ -80,7 +81,7 @@ class Op:
     def select(self, device: torch.device, backend: str = "auto", problem: Any = None) -> ModuleType:
         """Return the module of the backend that runs a call on `device`."""
         name = self.wish(backend)
-        module = self._chosen.get((name, device))  # by device: GPUs of one machine can differ
+        module = self._chosen.get((name, device))  # by device: the GPUs in a machine can differ
         if module is None:
             module = self._chosen[name, device] = self._resolve(name, device)
         if device.type == "cuda" and name == "auto" and self.by_case is not None:
@@ -93,7 +94,8 @@ class Op:
         return f"{self.key} has no {name} backend" if entry is None else entry.missing(device)
 
     def wish(self, backend: str) -> str:
-        """Return the backend that the call, a use_backend block or the environment variable requests, else "auto"."""
+        """Return the backend that the call, a use_backend block or the environment variable requests, or "auto" if none
+        of them requests a backend."""
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
         requested = _block.get() or _environment()
@@ -125,7 +127,7 @@ def use_backend(backend: str) -> Iterator[None]:
 
 
 def refuse_func_grad(function: str) -> None:
-    """Raise RuntimeError in a call under torch.func.grad or torch.func.vjp, which the ops do not support."""
+    """Raise RuntimeError if the call runs under torch.func.grad or torch.func.vjp, which the ops do not support."""
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return
     levels = torch._C._functorch.get_interpreter_stack() or []
@@ -134,7 +136,8 @@ def refuse_func_grad(function: str) -> None:
 
 
 def refuse_second_derivative(function: str) -> None:
-    """Raise RuntimeError in a backward pass with create_graph=True, for functions without a second derivative."""
+    """Raise RuntimeError if the backward pass runs with create_graph=True, for functions without a second
+    derivative."""
     if torch.is_grad_enabled():
         raise RuntimeError(f"{function} does not support second derivatives: differentiate without create_graph=True")
 

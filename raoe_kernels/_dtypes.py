@@ -1,4 +1,4 @@
-"""Dtypes of the ops' arithmetic, and helpers for autocast."""
+"""Dtypes in which the ops compute, and helpers for autocast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of arithmetic and losses for inputs of `dtype`: float64 for float64, otherwise float32."""
+    """Return the dtype of the arithmetic and of the losses for inputs with dtype `dtype`: float64 for float64,
+    otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -47,7 +47,7 @@ def missing_beyond_cpu(device: torch.device) -> str | None:
 
 @cache
 def _unusable(index: int) -> str | None:
-    """Return why GPU `index` or its driver cannot run the CUDA module, or None if it can."""
+    """Return why GPU `index` or its driver cannot run the CUDA module, or None if they can."""
     with torch.cuda.device(index):
         reason = module("cuda").unusable()
     name = torch.cuda.get_device_name(index)

@@ -1,5 +1,6 @@
-"""Ops as torch.library operators, which torch.compile and tracers record as a single call. The backend is selected when
-the recorded call runs. Eager calls bypass the operators, whose overhead is larger than a kernel's run time."""
+"""Ops as torch.library operators. torch.compile and tracers record each operator as a single call. The backend is
+selected when the recorded call runs. Eager calls bypass the operators, whose overhead is larger than a kernel's run
+time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from torch.autograd import forward_ad
 
 from ._dispatch import Op
 
-# A copy of this package may be loaded in the same process under another name. Its operators need another namespace.
+# A copy of this package may be loaded in the same process under another name. The operators of this copy need another
+# namespace.
 PACKAGE = str(__package__)
 NAMESPACE = PACKAGE if PACKAGE == "raoe_kernels" else "raoe_kernels_" + re.sub(r"\W", "_", PACKAGE)
 Results = Iterable[Tensor | None]
@@ -71,8 +73,8 @@ _MEMORY = (Tensor, torch.nn.Parameter)
 
 @cache
 def _thread_keys(modes: bool) -> tuple[int, int]:
-    """Return the dispatch keys that are active in a plain call, as two bit masks: the first outside inference_mode, the
-    second inside. `modes` says whether a dispatch mode is active."""
+    """Return the dispatch keys that are active in a plain call, as two bit masks: one for calls outside inference_mode,
+    and one for calls inside it. `modes` is True if a dispatch mode is active."""
     names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
     bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
     return sum(bits), sum(bits) - bits[1]
@@ -99,8 +101,9 @@ def operator(
     floats stay floats, because CUDA graphs reject CPU tensors.
 
     Args:
-        run: function of (*arguments, backend) that returns `results` tensors. None stands for an empty tensor.
-        shapes: function of (*arguments) that returns tensors of the results' shapes and dtypes, or None like `run`.
+        run: function(*arguments, backend) that returns as many tensors as `results` says, with None for an empty
+            tensor.
+        shapes: function(*arguments) that returns tensors with the shapes and dtypes of the results, or None like `run`.
         autograd: (setup_context, backward) for torch.library.register_autograd.
     """
     floats = [i for i, argument in enumerate(arguments.split(", ")) if argument.startswith("float ")]
@@ -127,7 +130,7 @@ def operator(
 
     def call(*inputs, numbers=None):
         if numbers is None and any(inputs[i].__class__ is not float for i in floats):
-            one = torch.ones((), dtype=torch.float64, device="cpu")  # torch.compile makes tensors of such products
+            one = torch.ones((), dtype=torch.float64, device="cpu")  # under torch.compile, such a product is a tensor
             numbers = torch.stack([one * inputs[i] for i in floats])
             inputs = tuple(0.0 if i in floats else x for i, x in enumerate(inputs))
         return registered(*inputs, numbers)

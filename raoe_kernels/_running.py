@@ -24,7 +24,7 @@ class _LogCumSumExp(torch.autograd.Function):
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         """Return the tangent of each output S_k, which is the sum over i <= k of exp(x_i - S_k) t_i, where x are the
         inputs and t their tangents. Positive and negative tangents are summed separately, because the sums are computed
-        as logarithms."""
+        in log space."""
         x, sums = ctx.saved_tensors
         sums = sums.masked_fill(sums == -torch.inf, 0)  # -inf marks an empty sum: avoid -inf - (-inf)
         positive, negative = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))

@@ -1,4 +1,4 @@
-"""Argument checks shared by the ops. Every error names the argument and shows the value."""
+"""Argument checks shared by the ops. Every error message names the argument and shows its value."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def learnable_scale(value: object, device: torch.device) -> float | Tensor:
 
 
 def warn_of_temperature(scale: float) -> None:
-    """Warn about a scale below 1. The warning points to the line of the caller's code, outside this package."""
+    """Warn about a scale below 1. The warning points to the line in the caller's code, outside this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(f"{__package__}."):
         level, frame = level + 1, frame.f_back

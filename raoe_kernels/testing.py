@@ -18,7 +18,7 @@ LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
 
 
 def error(actual: Tensor, truth: Tensor) -> float:
-    """Return the largest absolute difference of two tensors, or infinity if they differ in a non-finite element."""
+    """Return the largest absolute difference between two tensors, or inf if they differ in a non-finite element."""
     if actual.shape != truth.shape:
         raise AssertionError(f"shape {tuple(actual.shape)} differs from the reference's shape {tuple(truth.shape)}")
     if truth.numel() == 0:

@@ -1,4 +1,4 @@
-"""Helpers shared by all Triton kernels: compilation without specialisation, and row loads of 16 bytes per thread."""
+"""Helpers shared by all Triton kernels: compilation without specialization, and row loads of 16 bytes per thread."""
 
 from __future__ import annotations
 

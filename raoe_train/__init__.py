@@ -6,7 +6,7 @@ Use `load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate
 `prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` run the same jobs as the command
 line. Each of these functions accepts a recipe and settings, both optional, as in ``rt.train("adapt", model={"name":
 "..."}, output="out")``. `run` takes the name of a job as its first argument. See docs/python.md. Modules are imported
-at first use, because importing torch is slow.
+on first use, because importing torch is slow.
 """
 
 import importlib

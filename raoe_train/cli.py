@@ -29,7 +29,7 @@ JOBS = {
     "evaluate": "evaluate an encoder: similarity, transfer, polarity, retrieval",
     "encode": "compute the embeddings of all sentences in a file",
     "export": "save an encoder with its LoRA adapter merged into the weights",
-    "check": "check that embeddings do not depend on padding and batch size",
+    "check": "check that embeddings do not depend on padding or batch size",
 }
 TRAIN_PACKAGES = ("accelerate", "datasets", "filelock", "matplotlib", "pandas", "peft", "pyarrow",
         "pydantic", "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
@@ -62,7 +62,7 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
             (``**{"training.seed": 1}``).
 
     Raises:
-        ValueError: an unknown job, recipe or key, an invalid value or row, an output made with other settings,
+        ValueError: an unknown job, recipe or key, an invalid value or row, an output written with other settings,
             or several processes for a job that supports only one process.
         OSError: a missing file, model or data set, a file that cannot be written, or a full disk.
     """
@@ -85,13 +85,13 @@ def parser(jobs: Iterable[str]) -> argparse.ArgumentParser:
         job = commands.add_parser(name, help=summary, description=summary, usage=usage, formatter_class=form,
                                   epilog=getattr(config, "example", ""))  # fmt: skip
         job.add_argument(positional, nargs=count, help=text)
-        job.add_argument("--config", metavar="FILE", help="YAML file of settings; the last file wins")
-        job.add_argument("--print_config", action="store_true", help="only print the settings, as a recipe")
+        job.add_argument("--config", metavar="FILE", help="YAML file of settings; later files override earlier files")
+        job.add_argument("--print_config", action="store_true", help="print the settings as a recipe and exit")
         job.add_argument("--traceback", action="store_true", help="show the traceback of an error")
         if name in jobs:
             add_keys(job, config)
         if name == "train":
-            text = "list all losses, or show the help of the loss CLASS"
+            text = "list all losses, or show the help for the loss CLASS"
             job.add_argument("--loss.help", nargs="?", metavar="CLASS", help=text)
     return top
 
@@ -186,7 +186,7 @@ def _main(words: list[str]) -> int:
     if not sys.stderr.isatty():  # the libraries read these variables when they are imported
         for key in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
             os.environ.setdefault(key, "1")
-        for key in ("TQDM_DELAY", "TQDM_MININTERVAL"):  # one line per minute
+        for key in ("TQDM_DELAY", "TQDM_MININTERVAL"):  # one progress line per minute
             os.environ.setdefault(key, "60")
     try:
         result = _run(words)
@@ -240,7 +240,7 @@ def _run(words: list[str]) -> dict[str, Any]:
 def loss_help(name: str = "") -> str:
     """Return the help text for a loss and its keywords. Without a name, return a line of text that lists all losses."""
     if not name:
-        return f"losses of raoe_train.losses: {', '.join(sorted(settings.known_losses()))}"
+        return f"losses in raoe_train.losses: {', '.join(sorted(settings.known_losses()))}"
     loss = settings.loss_class(name)
     usage, text = f"raoe-train train --loss {name} [--loss.KEYWORD VALUE ...]", inspect.getdoc(loss) or ""
     form: Any = argparse.RawDescriptionHelpFormatter

@@ -1,4 +1,4 @@
-"""Settings of jobs: dataclasses whose values come from recipe files, the command line or Python.
+"""Job settings: dataclasses whose values come from recipe files, the command line or Python.
 
 Each job has one configuration class, and `merge` creates an object of this class. Settings are read from the defaults,
 then the recipe, then `--config` files, then the command line (or keywords in Python). Later values override earlier
@@ -62,7 +62,7 @@ DataSource = Annotated[PathName, "read", "rows"]
 TaskName = Annotated[PathName, "read", "task"]
 Suite = Annotated[str, "suite"]
 File = Annotated[PathName, "written file"]
-RecordFile = Annotated[PathName, "written file", "record"]  # a JSON file that is its own record
+RecordFile = Annotated[PathName, "written file", "record"]  # a JSON result that also records its settings
 Folder = Annotated[PathName, "written folder"]
 UNRECORDED = "unrecorded"
 Unrecorded = Annotated[T, UNRECORDED]  # a setting that does not affect results, such as the device
@@ -76,7 +76,7 @@ OWN_RULES = {
 }  # fmt: skip
 LOSSES = "raoe_train.losses"
 OTHERS = "others"  # name of the field for keys that a section accepts in addition to its own fields
-# words for the types and limits of a JSON schema
+# words for the types and limits in a JSON schema
 WORDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "a string",
          "null": "null"}  # fmt: skip
 LIMITS = {"exclusiveMinimum": "above", "minimum": "of at least",
@@ -115,7 +115,7 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
     """Return " (did you mean WORD?)" with the most similar candidate, or "" if no candidate is similar."""
     section, dot, key = word.rpartition(".")
     names = {str(name).lower(): str(name) for name in candidates}
-    if key in ("temperature", "tau") and f"{section}{dot}scale" in names:  # as the ops of raoe_kernels
+    if key in ("temperature", "tau") and f"{section}{dot}scale" in names:  # the same hint as in raoe_kernels
         return " (use scale, the inverse of a temperature)"
     inside = {low.rpartition(".")[2]: low for low, name in names.items() if dot and name.startswith(section + dot)}
     close = [low for each, low in inside.items() if key and key.rstrip("s") in each][:1]
@@ -126,7 +126,7 @@ def nearest(word: str, candidates: Iterable[Any]) -> str:
 
 
 def checked(config: T) -> T:
-    """Return config.complete(), which also checks settings of other libraries. Without this method, return `config`."""
+    """Return config.complete(), which also checks settings of other libraries, or `config` if it has no such method."""
     return config.complete() if hasattr(config, "complete") else config
 
 
@@ -135,15 +135,15 @@ def merge(config: type[T], layers: Iterable[Mapping[str, Any] | str | Path | Non
     Choice and the keys in `others` are checked later, by `checked`.
 
     Args:
-        config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY). If it
-            is an object, the layers override its values.
-        layers: recipes, see read_recipe, and settings, nested (``{"model": {"name": "x"}}``) or dotted
+        config: a dataclass; its fields are the keys, and fields that are dataclasses are sections (SECTION.KEY). If
+            `config` is an instance, the layers override its values.
+        layers: recipes (see read_recipe) and settings, nested (``{"model": {"name": "x"}}``) or dotted
             (``{"model.name": "x"}``). Strings are converted to the types of the fields, as on the command line.
         prefix: prefix of the keys in error messages.
 
     Raises:
         ValueError: an unknown key or recipe, or a value of the wrong type.
-        FileNotFoundError: the file of a recipe does not exist.
+        FileNotFoundError: a recipe file does not exist.
     """
     result: Any = config() if isinstance(config, type) else copy.deepcopy(config)
     for layer in layers:
@@ -271,7 +271,7 @@ def _describe(schema: Mapping[str, Any]) -> str:
         is_nested = isinstance(nested, dict) and nested.get("type") == "object"
         return "a mapping, {NAME: {KEY: VALUE}}" if is_nested else "a mapping, NAME=VALUE ..."
     if kind == "array":
-        return f"a list, each {_describe(schema['items'])}"
+        return f"a list of values, each {_describe(schema['items'])}"
     limits = [f"{word} {schema[name]:.10g}" for name, word in LIMITS.items() if name in schema]
     return f"{WORDS.get(kind, 'any value')} {' and '.join(limits)}".strip()
 

@@ -1,4 +1,4 @@
-"""Record what determines the result of a job: its settings, and digests of the files and models that they name."""
+"""Record what determines a job's result: its settings, and digests of the files and models named in the settings."""
 
 import dataclasses
 import functools
@@ -13,11 +13,11 @@ from raoe_train.data.files import data_kind
 from raoe_train.data.sources import file_and_split, is_file, pool
 from raoe_train.outputs import digest, read_json
 
-# names, because the tasks import this module
+# import paths as strings, because the task modules import this module
 TASK_SOURCE, SUITE_TASKS = "raoe_train.evaluation.tasks:source_of", "raoe_train.evaluation.tasks:suite_tasks"
-# files of a run or a model that its embeddings do not depend on
+# files in the folder of a run or a model that do not affect its embeddings
 METADATA = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", "run.png")
-EVENTS = "events.out.tfevents."  # start of the names of TensorBoard's files
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's file names
 
 
 def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def recorded(section: Any, data_dir: str | None = None, *, digests: bool = True)
             continue
         if dataclasses.is_dataclass(value):
             value = recorded(value, data_dir, digests=digests)
-            if not value and default is not None:  # only settings that do not matter
+            if not value and default is not None:  # only settings that do not affect the result
                 continue
         elif name == OTHERS:
             result |= value

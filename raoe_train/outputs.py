@@ -1,4 +1,4 @@
-"""Outputs of jobs: complete files, records of finished work, and parts that a resumed job reuses.
+"""Job outputs: complete files, records of finished work, and parts that a resumed job reuses.
 
 An output is a file or a folder. The *record* is a JSON file: OUTPUT.json next to a file, or OUTPUT/made_from.json in a
 folder. The record contains the settings (see `raoe_train.inputs`) and, once the output is finished, the result.
@@ -26,12 +26,12 @@ from raoe_train.processes import rank_and_world
 MADE_FROM = "made_from.json"  # record of a folder
 NO_WORK = (MADE_FROM, "recipe.yaml", "initial")  # files of a run that has no work to resume
 UNFINISHED = ("checkpoints", "initial", "teacher")  # folders in the folder of an unfinished run
-BESIDE = (".json", ".parts", ".failed.jsonl", ".examples.npz")  # suffixes of paths beside an output file
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)  # of a file system without locks
+BESIDE = (".json", ".parts", ".failed.jsonl", ".examples.npz")  # suffixes of paths next to an output file
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)  # errors of a file system without locks
 POLL = 0.2  # seconds between checks for the work of other processes
 PATIENCE = 600.0  # seconds to wait for another process, which may have ended
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Full-disk messages of libraries that do not raise OSError: safetensors (its own error class) and torch.save
+# Full-disk messages from libraries that do not raise OSError: safetensors (its own error class) and torch.save
 # (RuntimeError without a reason).
 FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "file write failed",
               "iostream error", "unexpected pos")  # fmt: skip
@@ -47,15 +47,15 @@ def check_writable(path: Path, key: str) -> None:
 
 
 def partial(path: Path) -> Path:
-    """Return the temporary path of a file or folder to write. The next run overwrites what a killed job left there."""
-    # a prefix, not a suffix, because the suffix sets the format; of a rank, because two may write a part
+    """Return a temporary path for a file or folder to write. The next run overwrites what a killed job left there."""
+    # a prefix, because the suffix sets the format; with the rank, because two processes may write the same part
     return path.with_name(f".partial{rank_and_world()[0] or ''}.{path.name}")
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path. The file at this path replaces `path` when the block ends, or is removed if the block
-    fails. A killed job leaves either the old file or the new file, never a partly written file."""
+    fails. A killed job leaves either the old file or the new file at `path`, never a partly written file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial(path)
@@ -67,11 +67,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def set_modes(folder: str | os.PathLike[str]) -> None:
-    """Give a folder's weight files the usual permissions, because safetensors lets only their owner read them."""
+    """Give a folder's weight files the usual permissions, because safetensors lets only the owner read them."""
     mask = os.umask(0o077)  # the only way to read the mask is to set it
     os.umask(mask)
     for path in Path(folder).rglob("*.safetensors"):
-        with suppress(OSError):  # raised by file systems without modes
+        with suppress(OSError):  # raised by file systems without permissions
             path.chmod(0o666 & ~mask)
 
 
@@ -119,7 +119,7 @@ class Output:
         overwrite: whether to replace an output that was made with other settings.
         folder: whether the output is a folder. Only files that its record lists are ever removed.
         own_record: whether the output is a JSON file that is its own record.
-        result: name of the JSON file in the folder that stores the result, in place of the record.
+        result: name of the JSON file in the folder that stores the result instead of the record.
 
     Attributes:
         parts: folder for unfinished work.
@@ -144,8 +144,8 @@ class Output:
         self.parts = self.all_parts / digest(self.settings)[:16]
 
     def finished(self, say: bool = False) -> dict[str, Any] | None:
-        """Return the result of an output that was finished with the same settings, or None if work can start or resume.
-        With `say`, print how to repeat finished work.
+        """Return the result of an output that was finished with the same settings, or None if the job can start or
+        resume. With `say`, print how to run a finished job again.
 
         Raises:
             ValueError: the path is a folder instead of a file (or the reverse), the output has no record, or its
@@ -181,8 +181,9 @@ class Output:
         return "settings" in record and bool(different(record["settings"], self.settings))
 
     def begin(self, *files: str) -> None:
-        """Write the record. Call this method right before writing to a folder. If the folder's record is finished or
-        has other settings, the files that it lists are removed. A later run may remove the files named in `files`."""
+        """Write the record. Call this method right before writing to a folder. If the folder's old record is finished
+        or has other settings, the files listed in the old record are removed. A later run may remove the files named in
+        `files`."""
         record = read_json(self.record)
         if record.get("finished") or different(record.get("settings"), self.settings):
             if self.folder:
@@ -213,7 +214,7 @@ class Output:
             remove(path)
 
     def wait(self) -> dict[str, Any]:
-        """Wait until rank 0 has finished. Return the result of the output, or raise OSError if there is none."""
+        """Wait until rank 0 has finished. Return the output's result, or raise OSError if rank 0 ended without one."""
         deadline = time.monotonic() + PATIENCE
         while not (result := self.finished()):
             time.sleep(POLL)
@@ -289,7 +290,7 @@ def locked(path: str | Path) -> Iterator[bool]:
 
 
 def _is_work(path: Path) -> bool:
-    """Return whether a path in an unfinished output contains work to resume, log lines, or users' files."""
+    """Return whether a path in an unfinished output contains work to resume, log lines, or the user's files."""
     is_empty_log = path.name == "log.jsonl" and path.stat().st_size == 0
     return path.name not in NO_WORK and not is_empty_log and bool(files_in(path))
 
@@ -297,7 +298,7 @@ def _is_work(path: Path) -> bool:
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
     """Yield a temporary folder for a model. When the block ends without an error, the old model is removed, the names
-    of the new files are recorded, and these files move to the output folder."""
+    of the new files are recorded, and the new files are moved to the output folder."""
     saved = partial(output.path / "model")
     remove(saved)  # a killed process may have left it, with safetensors' temporary files
     saved.mkdir()

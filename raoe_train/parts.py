@@ -1,4 +1,4 @@
-"""Arrays that one or several processes compute in parts, so that interrupted work can resume."""
+"""Arrays that one or more processes compute in parts, so that interrupted work can resume."""
 
 import os
 import time
@@ -21,12 +21,12 @@ def write_parts(
     Rank 0 waits for the other processes and, after a timeout (PATIENCE), computes the parts that are still missing.
 
     Args:
-        folder: where finished parts are kept, from which an interrupted job resumes.
-        items: what to make the array from, equal in all processes.
-        make: function that returns the rows of the array for some of the items.
-        name: what the progress bar of rank 0 shows. It counts the parts of all processes.
-        size: number of items in a part, by default SHARD. A part does not depend on the number of processes.
-        sync: whether all processes wait and read the parts, not only rank 0.
+        folder: folder for finished parts, from which an interrupted job resumes.
+        items: what to compute the array from; the same items in all processes.
+        make: function that returns the array's rows for some of the items.
+        name: label of rank 0's progress bar, which counts the parts of all processes.
+        size: number of items in a part, by default SHARD. The parts do not depend on the number of processes.
+        sync: whether all processes, not only rank 0, wait until all parts exist.
     """
     from tqdm import tqdm  # here, because the command line sets variables that tqdm reads at import
 
@@ -57,7 +57,7 @@ def write_parts(
 
         for start in missing:
             write(start)
-        deadline = time.monotonic() + PATIENCE * (rank + 1)  # rank 0 begins
+        deadline = time.monotonic() + PATIENCE * (rank + 1)  # rank 0 stops waiting first
         # from the end, because slow processes are still at the start
         for start in reversed(paths) if rank == 0 or sync else ():
             while not paths[start].exists() and time.monotonic() < deadline:

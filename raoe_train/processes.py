@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return (rank of this process, number of processes), or (0, 1) without torchrun and accelerate. Raise ValueError
-    if the environment variables contradict each other."""
+    """Return (rank of this process, number of processes), or (0, 1) if neither torchrun nor accelerate is used. Raise
+    ValueError if the environment variables contradict each other."""
     rank, world = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     if not 0 <= rank < world:
         raise ValueError(f"RANK must be from 0 to WORLD_SIZE - 1, but RANK is {rank} and WORLD_SIZE is {world}")

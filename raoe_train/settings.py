@@ -1,4 +1,4 @@
-"""Sections of recipes. This file does not import torch, so that help and shell completion are fast."""
+"""Recipe sections, as dataclasses. This file does not import torch, so that help and shell completion are fast."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from raoe_train.config import (
 
 SCRATCH = "scratch"  # value of model.name for a new model
 CONDITIONAL = "conditional"  # name of the prompt with {condition} in a model's `prompts`
-# {kind of text: names that its prompt can have}, as in encode_query and encode_document of sentence-transformers
+# {kind of text: names that its prompt can have}, as in sentence-transformers' encode_query and encode_document
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 Pooling = Literal["mean", "weighted_mean", "cls", "max", "last"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -48,7 +48,7 @@ class Encoder:
         max_seq_length: maximum number of tokens; longer texts are truncated
         trust_remote_code: run custom code from the model's repository
         revision: branch, tag or commit on the hub
-        attention: attention implementation, such as raoe_packed; by default, the choice of
+        attention: attention implementation, such as raoe_packed; by default, chosen by
             transformers
         device: torch device; by default, an accelerator if there is one, else cpu
     """
@@ -89,10 +89,10 @@ class Model(Encoder):
         name: encoder or SentenceTransformer, by path or hub name; scratch makes a new model
         dtype: dtype of the weights; by default, the saved dtype
         device_map: device_map of transformers; auto spreads the model over all GPUs
-        bidirectional_layers: number of a decoder's last layers (or all) that attend in both
-            directions
-        load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); fast only on a GPU; by
-            default, only the base model of an adapter that was trained on 4-bit weights
+        bidirectional_layers: how many of a decoder's last layers attend in both directions; a number
+            or all
+        load_in_4bit: load a decoder's weights in 4 bits (QLoRA's NF4); fast only on a GPU; by default,
+            true only for the base model of an adapter that was trained on 4-bit weights
         lora: train a LoRA adapter with these fields of peft.LoraConfig, such as r
         training_head: during training, add SimCSE's linear layer and tanh on top of the embedding
         scratch: fields of transformers.BertConfig for the new model if model.name is scratch
@@ -113,9 +113,9 @@ class Rows:
     """How to read rows.
 
     Args:
-        columns: names of columns in your files, as OUR_NAME=YOUR_NAME ...
+        columns: column names in your files, as OUR_NAME=YOUR_NAME ...
         on_error: what to do with a malformed row; raise (stop with an error) or skip (skip and
-            count it)
+            count the row)
     """
 
     columns: dict[str, str | None] = field(default_factory=dict)
@@ -171,26 +171,26 @@ class Data(Tasks):
     """What to train on.
 
     Args:
-        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name); each batch is from one
-            source or pool A+B
+        train: training sources (FILE, FILE#SPLIT, builtin#train, hub name); each batch comes from
+            one source, or from one pool A+B
         labels: class of each label (larger = less related; null skips rows), or {FILE NAME: {LABEL:
             CLASS}}
-        dev: sources of the dev set, for rows also folders in BEIR's layout, whose queries search
-            their whole corpus; the checkpoint with the best dev score is saved
-        dev_corpus: more passages (_id, title, text) that the queries of rows in data.dev search
+        dev: sources of the dev set (for rows, also folders in BEIR's layout, whose queries search
+            the folder's whole corpus); the checkpoint with the best dev score is saved
+        dev_corpus: additional passages (_id, title, text) for the queries in data.dev to search
         guard: with evaluation.certificate, texts or scored pairs whose similarities must stay close
-            to those before training; by default, random words of the encoder's vocabulary
-        dev_share: share of the first training source to hold out as dev set, if data.dev is not
+            to their values before training; by default, random words from the encoder's vocabulary
+        dev_share: share of the first training source to hold out as a dev set, if data.dev is not
             set; auto holds out a tenth, or 200 rows if a tenth is less, but at most three tenths;
-            with evaluation.certificate and 100 to 1,999 rows, auto trains 5 encoders, holds out
-            another fifth for each, and saves the mean of their weights
-        score_scale: lowest and highest possible score of data.train; two numbers, or two numbers
+            with evaluation.certificate and 100 to 1,999 rows, auto trains 5 encoders, holds out a
+            different fifth for each, and saves the mean of their weights
+        score_scale: lowest and highest possible score in data.train; two numbers, or two numbers
             per source
-        max_rows: maximum number of rows of each source, drawn at random with training.seed
+        max_rows: maximum number of rows from each source, drawn at random with training.seed
         redraw: draw a new random sample of max_rows rows in each epoch
         pairing: triplets to build for each NLI premise; one, zip (i-th entailed with i-th
             contradicting hypothesis) or all (every combination)
-        neutral: also use a neutral hypothesis of the NLI premise, as a second hard negative
+        neutral: also use a neutral hypothesis for each NLI premise, as a second hard negative
         num_negatives: maximum number of negatives per row, which are drawn at random if there are
             more
     """
@@ -215,23 +215,23 @@ class Mining:
     to use_faiss apply to rows of queries and passages.
 
     Args:
-        k: number of nearest neighbours to find in a sentence's own class, and again in all other
-            classes together
+        k: number of nearest neighbours to find in a sentence's own class, and the same number in all
+            other classes combined
         threshold: cosine that a sentence and its neighbour must exceed
         drop: share of all examples to drop at random
         count: maximum number of examples, drawn at random
         seed: seed for the random choice of examples
         corpus: file of additional passages to mine from, with columns text and, optionally, title
-        range_min: number of most similar passages to skip for each query, of those that margins and
-            max_score allow
-        range_max: number of most similar passages to consider for each query; by default range_min
-            + num_negatives or, with max_score or a margin, range_min + 10 x num_negatives, plus the
-            largest number of positives
+        range_min: number of most similar passages to skip for each query, among those that the
+            margins and max_score allow
+        range_max: number of most similar passages to consider for each query; by default, range_min
+            + the largest number of positives of a query + num_negatives (10 x num_negatives with
+            max_score or a margin)
         max_score: maximum similarity of a negative to the query
-        absolute_margin: minimum of similarity(query, its least similar positive) -
+        absolute_margin: minimum value of similarity(query, its least similar positive) -
             similarity(query, negative)
-        relative_margin: minimum share by which a negative is less similar to the query than its
-            least similar positive
+        relative_margin: minimum share by which a negative must be less similar to the query than
+            the query's least similar positive is
         num_negatives: number of negatives to mine per row
         keep_negatives: keep the negatives of the input, before the mined ones, instead of replacing
             them
@@ -268,8 +268,8 @@ class Classifier:
             Adam)
         kfold: number of cross-validation folds
         batch_size: examples per training step
-        tenacity: number of rounds, in total, that may fail to improve the dev accuracy before
-            training stops
+        tenacity: total number of rounds that may fail to improve the dev accuracy before training
+            stops
         epoch_size: epochs per round; the dev set is evaluated after each round
     """
 
@@ -299,9 +299,9 @@ class Polarity:
         reference: encoder that measures similarity; in the job train, the default is the encoder
             before training
         k: number of sentences to retrieve for each test sentence
-        discount: weights of the retrieved sentences; linear (Eq. 1 of the margins paper: falling
-            with rank) or none
-        sources: number of train sentences to retrieve from, as a multiple of the number of test
+        discount: how to weight the retrieved sentences; linear (weights fall with rank, as in Eq. 1
+            of the margins paper) or none
+        sources: number of training sentences to retrieve from, as a multiple of the number of test
             sentences
         max_sentences: maximum number of test sentences, which are sampled at random if there are
             more
@@ -326,7 +326,7 @@ class LanguageModel:
         revision: branch, tag or commit on the hub
         device: torch device; by default, an accelerator if one is available, else cpu
         dtype: dtype of the weights; by default, the saved dtype
-        attention: attention implementation; by default, the choice of transformers
+        attention: attention implementation; by default, chosen by transformers
         device_map: device_map of transformers; auto spreads the model over all GPUs
         load_in_4bit: load the weights in 4 bits (NF4); fast only on a GPU
     """
@@ -352,8 +352,8 @@ class Sampling:
         no_repeat_ngram_size: size of the n-grams that must not occur twice; 0 allows repetitions
         temperature: temperature of the softmax
         top_k: sample only from this many of the most probable tokens
-        top_p: sample only from the most probable tokens whose probabilities sum to this value
-        eos_token_id: ids of tokens that end an answer; by default, the end tokens of the model
+        top_p: sample only from the most probable tokens whose probabilities add up to this value
+        eos_token_id: ids of tokens that end an answer; by default, the model's end tokens
         stop_strings: texts that end an answer
     """
 
@@ -384,7 +384,7 @@ class Generation(Sampling):
         guidance: with method guided, how strongly to move away from the sentence before last; the
             paper's 1 + lambda
         max_new_tokens: maximum number of tokens per sentence; method single-step allows `steps`
-            times as many per list
+            times as many tokens per list
         batch_size: number of chains to generate at the same time
         verify: check each sentence against rules; with do_sample, a sentence that fails is
             generated again up to 5 times; chains that still fail go to OUTPUT.failed.jsonl; false
@@ -445,19 +445,19 @@ class Training:
         num_train_epochs: number of passes over the training data
         per_device_train_batch_size: rows in a training batch, on each device
         learning_rate: peak learning rate; auto is 2e-4 for an adapter, otherwise 2e-5 for queries and
-            passages, 5e-5 above 50M parameters, else 2e-4
+            passages, 5e-5 for encoders with more than 50M parameters, else 2e-4
         warmup_ratio: share of steps used for warm-up
         seed: seed for shuffling, sampling and new weights
         bf16: train in bfloat16; auto uses bfloat16 if the device has bfloat16 units; by default,
-            auto for weights saved in 16 bits, else false
+            auto for weights saved in a 16-bit dtype, else false
         tf32: multiply float32 matrices in TF32; auto uses TF32 on GPUs that support it
         by_length: encode each batch in groups of texts of similar length, which reduces padding
         packed: join a batch's texts into one row without padding (uses raoe_kernels' attention);
             auto packs on CUDA
-        keep: weight of the regularizer that keeps embeddings close to those before training; auto
-            is 0.3 for queries and passages, and if the training scores have only two values; else 0
+        keep: weight of the regularizer that keeps embeddings close to their values before training;
+            auto is 0.3 for queries and passages and for scores with only two values, otherwise 0
         pretokenize: tokenize all training texts before the first step; auto does so for data of up
-            to 256 MiB if the run reads all of them
+            to 256 MiB if the run reads all of the data
         patience: number of evaluations without improvement after which training stops
         min_steps: minimum number of steps; epochs are added if needed
         max_steps: number of steps; overrides num_train_epochs
@@ -511,14 +511,15 @@ class Evaluation:
     """What to evaluate before and after training.
 
     Args:
-        tasks: evaluation tasks, named as in the job evaluate; data.dir is the directory to look up
-            names in
+        tasks: evaluation tasks, named as in the job evaluate; data.dir is the directory in which to
+            look up names
         before: also run the evaluation tasks before training
-        batch_size: sentences encoded at a time
+        batch_size: sentences to encode at a time
         classifier: classifier for transfer tasks
         certificate: save a trained encoder only if a paired bootstrap on the dev set finds it
-            better than the encoder before training; otherwise save the encoder before training, and
-            the best rejected one in OUTPUT/rejected; auto does so if there is a dev set
+            significantly better than the encoder before training; otherwise, save the encoder before
+            training, and save the best rejected encoder in OUTPUT/rejected; auto does so if there is
+            a dev set
         mixtures: with certificate, also try the weights x * trained + (1 - x) * before training,
             for these values of x
         min_gain: with certificate, save the candidate with the best guard score among those that

@@ -107,7 +107,7 @@ class SweepReport:
                 means = [mean(differences[name]) for name in names]
                 texts = [text if text == "-" else f"{text} (p {at:.3f})" for text, at in zip(means, p, strict=True)]
                 rows.append([cell(" - ".join(pair)), str(len(seeds)), *texts])
-        text = "Differences between two variants (x 100), with p-values of a paired t-test over seeds:"
+        text = "Differences between two variants (x 100), with p-values from a paired t-test over seeds:"
         return ["", text, *table(["difference", "seeds", *map(cell, names)], rows)] if rows else []
 
     def _draw_curves(self, results: Results, runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:

@@ -31,9 +31,9 @@ def bidirectional_attention(
     """Bidirectional attention over padded or packed sentences: softmax(scale q k^T) v (BeLLM, Eq. 3 and 4).
 
     Every real token attends to all real tokens of its sentence. Padding does not affect real tokens, even if it
-    contains NaN or inf. Rows of padding are 0 in the result and in the gradients, regardless of their upstream
-    gradient. Up to rounding, the result for a sentence does not depend on the other sentences of the batch. The README
-    in raoe_kernels/attention explains when results are bit-identical.
+    contains NaN or inf. Padding rows are 0 in the result and in the gradients, regardless of their upstream gradient.
+    Up to rounding, the result for a sentence does not depend on the other sentences in the batch. The README in
+    raoe_kernels/attention explains when results are bit-identical.
 
     Args:
         q: (b, h, L, d), or packed (tokens, h, d): float16, bfloat16, float32 or float64.
@@ -46,7 +46,7 @@ def bidirectional_attention(
         cu_seqlens: (b + 1,) non-decreasing int32, required for packed input: sequence i holds the tokens from
             cu_seqlens[i] to cu_seqlens[i + 1] - 1. Tokens outside every sequence are padding.
         max_seqlen: upper bound on the number of tokens in a sequence, required with cu_seqlens. A longer sequence
-            raises ValueError on a CPU. On other devices, its result is undefined.
+            raises ValueError on a CPU; on other devices, the result for this sequence is undefined.
         scale: finite number that multiplies the attention scores; 1 / sqrt(d) if None.
         dropout_p: probability, at least 0 and less than 1, that an attention weight is dropped. The remaining weights
             are divided by 1 - dropout_p, as in torch's scaled_dot_product_attention. For evaluation, pass 0: the
@@ -56,14 +56,16 @@ def bidirectional_attention(
         backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
     Returns:
-        Tensor of q's shape and dtype. Sums are float64 for float64 inputs, otherwise float32. On a GPU, products of
-        float32 use TF32 if torch's setting for matrix products (torch.backends.cuda.matmul) allows it. Under autocast,
-        inputs other than float64 are first cast to its dtype, as in torch's scaled_dot_product_attention.
+        Tensor with q's shape and dtype. Sums are float64 for float64 inputs, otherwise float32. On a GPU, products of
+        float32 matrices use TF32 if torch's setting for matrix products (torch.backends.cuda.matmul) allows it. Under
+        autocast, inputs other than float64 are first cast to autocast's dtype, as in torch's
+        scaled_dot_product_attention.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
-        RuntimeError: the requested backend cannot run here, or a second derivative was requested and the backend has
-            none: "triton" never has one, and "scan" has none for padding on a CPU or with FlashAttention.
+        RuntimeError: the requested backend cannot run here, or a second derivative was requested and the backend does
+            not support it: "triton" supports no second derivatives, and "scan" supports none for padding on a CPU or
+            with FlashAttention.
     """
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, got {_validate.describe(causal)}")
@@ -86,13 +88,14 @@ def dual_attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Causal and bidirectional attention for the same queries, keys and values: the two terms of BeLLM's Eq. 5.
+    """Causal and bidirectional attention for the same queries, keys and values: the two terms in BeLLM's Eq. 5.
 
     The function takes the arguments of bidirectional_attention except dropout_p and causal, and raises the same errors.
     The backend "triton" computes both results in one pass over the keys.
 
     Returns:
-        (causal result, bidirectional result): what bidirectional_attention returns with causal=True and causal=False.
+        (causal result, bidirectional result): what bidirectional_attention returns with causal=True and with
+        causal=False.
     """
     where = lengths, padding_mask, cu_seqlens, max_seqlen
     causal, full = _call(q, k, v, *where, scale, (True, False), 0.0, backend)
@@ -136,7 +139,7 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
         got = ", ".join(_validate.describe(x) for x in (q, k, v))
         raise ValueError(f"k and v must have the same shape, equal to q's except for the number of heads, got {got}")
     if key_heads == 0 or heads % key_heads:
-        raise ValueError(f"q's number of heads must be a multiple of k's, got {heads} and {key_heads}")
+        raise ValueError(f"q's number of heads must be a multiple of k's number of heads, got {heads} and {key_heads}")
     if not 1 <= q.shape[-1] <= MAX_HEAD_DIM:
         raise ValueError(f"q's head dimension must be from 1 to {MAX_HEAD_DIM}, got {_validate.describe(q)}")
 

@@ -4,12 +4,12 @@ Attention does not use the interface of the other ops (_contract.py), for three 
 returns one or two results. Second, the backends in plain torch have no `backward`: autograd differentiates them. Third,
 under torch.compile, the backward pass must not draw a new dropout mask.
 
-A backend in plain torch has one function: forward(q, k, v, padding, options) returns one result for each entry of
-options.causal. A backend with a hand-written gradient has three functions. `spans(q, padding)` prepares the padding for
-`forward` and `backward`. `forward` also returns the logsumexps that `backward` needs. Below, "last" stands for
-options.causal[-1]:
-    forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); "causal" is the first result of a
-        dual call; in all other calls, the causal result and its logsumexp are None
+A backend in plain torch has one function, forward(q, k, v, padding, options), which returns one result for each entry
+of options.causal. A backend with a hand-written gradient has three functions. `spans(q, padding)` prepares the padding
+for `forward` and `backward`. `forward` also returns the logsumexps that `backward` needs. Below, the "last" result is
+the result for options.causal[-1], and the "causal" result is the first result of a dual call:
+    forward(...) -> (causal result, last result, causal logsumexp, last logsumexp); except in dual calls, the causal
+        result and its logsumexp are None
     backward(grad causal, grad last, q, k, v, padding, options, *results of forward, needs) -> (dq, dk, dv)
 """
 

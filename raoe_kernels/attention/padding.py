@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Padding(NamedTuple):
-    """Positions of a call's real tokens (those that are not padding). At most one of lengths, mask and cu_seqlens is
-    set. If none of these is set, all tokens are real.
+    """Positions of the real tokens (tokens that are not padding) in a batch. At most one of lengths, mask and
+    cu_seqlens is set. If none of these is set, all tokens are real.
 
     Attributes:
         lengths: [b]; the first lengths[i] tokens of row i are real
         mask: [b, L] bool, True where a token is real
-        cu_seqlens: [b + 1] int32; sequence i of a packed batch is tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1
-        longest: L of a padded batch, max_seqlen of a packed batch
+        cu_seqlens: [b + 1] int32; sequence i of a packed batch holds tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1
+        longest: L for a padded batch, max_seqlen for a packed batch
         spans: positions of the real tokens in the form that a backend needs, computed once per call
     """
 
@@ -35,7 +35,7 @@ class Options(NamedTuple):
         scale: factor for the attention scores q k^T
         causal: whether each result is causal: (False,) or (True,), or (True, False) in a dual call
         dropout_p: probability that an attention weight is dropped, 0 in a dual call
-        seed: [] int64, from which `reference` and `triton` compute the dropout mask; None without dropout
+        seed: scalar int64 tensor from which `reference` and `triton` compute the dropout mask; None without dropout
     """
 
     scale: float
@@ -65,8 +65,8 @@ def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
 
 
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
-    """Convert q, k and v to [b, heads, L, d]. Zero the padding, so that NaNs in it do not propagate
-    and its gradient is 0."""
+    """Convert q, k and v to [b, heads, L, d]. Set the padding to 0, so that NaNs in the padding do not propagate and
+    the padding's gradient is 0."""
     if padding.cu_seqlens is not None:
         place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()

@@ -1,4 +1,5 @@
-"""Reference implementation of bidirectional, causal and dual attention for any dtype and device, with autograd."""
+"""Reference implementation of bidirectional, causal and dual attention for any dtype and device, differentiated by
+autograd."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ LOW_BITS = 0xFFFFFFFF
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
-    """Return dropout(softmax(scale q k^T)) v over the real keys. A causal result uses only keys up to the query."""
+    """Return dropout(softmax(scale q k^T)) v over the real keys. In a causal result, each query attends only to the
+    keys up to its own position."""
     tokens, dtype = q.shape[0], q.dtype
     with without_autocast(q):
         exact = wide(dtype)
@@ -25,7 +27,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
         before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         results = []
         for causal in options.causal:
-            # The softmax of a query without a real key is NaN. So padding queries get all keys; unpad sets them to 0.
+            # The softmax of a query without a real key is NaN. So padding queries attend to all keys, and unpad sets
+            # their results to 0.
             allowed = (both & before if causal else both) | ~real[:, :, None]
             scores = (q @ k.transpose(2, 3) * options.scale).masked_fill(~allowed[:, None], -torch.inf)
             weights = scores.softmax(-1)
@@ -46,7 +49,7 @@ def kept(seed: Tensor, p: float, real: Tensor, heads: int) -> Tensor:
 
 
 def _fold(key: Tensor, number: Tensor) -> Tensor:
-    """Hash the low 32 bits of `number` into `key`, a 32-bit value stored as int64, with lowbias32. If one of the two
+    """Hash the low 32 bits of `number` into `key` (a 32-bit value stored as int64) with lowbias32. If one of the two
     arguments is fixed, the result is a one-to-one function of the other."""
     x = key ^ (number * 0x9E3779B9 & LOW_BITS)
     x = (x ^ x >> 16) * 0x7FEB352D & LOW_BITS

@@ -24,10 +24,10 @@ _flash_backward = torch.ops.aten._flash_attention_backward
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options) -> tuple[Tensor, ...]:
     tokens, scale, dropout_p = q.shape[0], options.scale, options.dropout_p
     with without_autocast(q):
-        if len(options.causal) == 1 and takes_packed(q, padding):  # FlashAttention reads grouped heads
+        if len(options.causal) == 1 and takes_packed(q, padding):  # FlashAttention supports grouped heads
             return (_Packed.apply(q, k, v, padding.cu_seqlens, padding.longest, options),)
         # Repeat the heads instead of passing enable_gqa: with enable_gqa and a mask, torch chooses a kernel that stores
-        # L x L scores. Before torch 2.13, it does so on a CPU even without a mask.
+        # L x L scores. Before version 2.13, torch does so on a CPU even without a mask.
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -52,7 +52,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options)
 
 def takes_packed(q: Tensor, padding: Padding) -> bool:
     """Return whether FlashAttention can run. FlashAttention needs a packed batch, half precision, a head dimension
-    divisible by 8, and a GPU of sm_80 or later."""
+    divisible by 8, and a GPU with compute capability 8.0 or higher."""
     return (
         padding.cu_seqlens is not None
         and q.device.type == "cuda"

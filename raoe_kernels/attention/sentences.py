@@ -28,7 +28,8 @@ WASTE = 1 << 17
 # Run lengths are multiples of STEP tokens: the forward kernels take 1.6 times as long for 31 tokens as for 32.
 STEP = 16
 # For sentences of up to SHORT tokens, all attention weights are stored, because they are no larger than the result.
-# Matrix products over all heads are faster than a kernel that goes head by head, and a dual call computes scores once.
+# Matrix products over all heads are faster than a kernel that processes one head after another, and they compute the
+# scores of a dual call only once.
 SHORT = 32
 SAFE_NORM = 1e15  # products of two numbers of at most this size do not overflow
 
@@ -37,9 +38,10 @@ class _Run(NamedTuple):
     """Sentences of similar length that are computed together.
 
     Attributes:
-        rows: indices of the sentences' rows or, in a packed batch, of their tokens [sentences * length], with a
-            repeated token of the sentence as padding. A slice for one sentence, or for all rows of a padded batch
-        first: position of the sentences' first real token in a padded row
+        rows: indices of the sentences' rows or, in a packed batch, indices [sentences * length] of their tokens, where
+            a repeated token of the sentence serves as padding. A slice for one sentence, or for all rows of a padded
+            batch
+        first: position of each sentence's first real token in its padded row
         length: number of tokens that are computed for each sentence, at least the length of the longest sentence
         padding: [sentences, length] bool, True for padding; None only if all sentences have the same length
         bias: [sentences, 1, 1, length], added to the scores: -inf for padding, else 0
@@ -61,7 +63,7 @@ class _Run(NamedTuple):
         return x if x.ndim == 4 else x.unflatten(0, (-1, self.length)).transpose(1, 2)
 
     def put(self, x: Tensor, part: Tensor) -> None:
-        """Write `part`, the values for the sentences of this run, into x."""
+        """Write `part`, the values for this run's sentences, into x."""
         index = self.rows
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
@@ -75,7 +77,7 @@ class _Run(NamedTuple):
             x.index_copy_(0, index, part)
 
     def modes(self, causal: tuple[bool, ...]) -> list[tuple[bool, Tensor | None]]:
-        """Return the arguments (is_causal, attn_mask) of torch's attention kernels for each result. In a run, padding
+        """Return, for each result, the arguments (is_causal, attn_mask) of torch's attention kernels. In a run, padding
         is only on the right, so all keys up to a real query are real, and a causal result needs no mask."""
         return [(is_causal, None if is_causal else self.bias) for is_causal in causal]
 

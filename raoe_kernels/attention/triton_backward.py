@@ -1,14 +1,15 @@
-"""Triton backward kernels of attention. Each kernel recomputes a tile of scores only once.
+"""Triton backward kernels for attention. Each kernel recomputes every tile of scores only once.
 
 Let p = 2^(score - lse) be the attention weights, lse the logsumexp (in base 2) of a query's scores, o the output, g its
 upstream gradient, and delta = <g, o> for each query. The gradients are ds = p (g v^T - delta) for the scores, dq =
-scale ds k, dk = scale ds^T q and dv = p^T g. A dual call has a causal and a bidirectional (full) softmax. For a key in
-both of them, p_full = w p_causal, where w = 2^(lse_causal - lse_full) <= 1 is one number per query, so one matrix
-product serves both. Up to the diagonal, this product uses the mixed gradient w g_full + g_causal, the mixed delta w
-delta_full + delta_causal, and the causal logsumexp. Beyond the diagonal, the product uses the bidirectional gradient,
-delta and logsumexp. The query kernel runs first and stores the mixed values. Each kernel loops over the clear tiles
-(without a mask) on both sides of the diagonal, then over the masked tiles. A tile is masked if it is on the diagonal or
-may contain padding. On the diagonal, each element uses the values of its own side. Short sentences have one tile.
+scale ds k, dk = scale ds^T q and dv = p^T g. A dual call has a causal and a bidirectional (full) softmax. For a key
+that belongs to both softmaxes, p_full = w p_causal, where w = 2^(lse_causal - lse_full) <= 1 is one number per query.
+So one matrix product serves both softmaxes. Up to the diagonal, this product uses the mixed gradient w g_full +
+g_causal, the mixed delta w delta_full + delta_causal, and the causal logsumexp. Beyond the diagonal, the product uses
+the bidirectional gradient, delta and logsumexp. The query kernel runs first and stores the mixed values. Each kernel
+loops over the clear tiles (without a mask) on both sides of the diagonal, then over the masked tiles. A tile is masked
+if it is on the diagonal or may contain padding. On the diagonal, each element uses the values for its own side of the
+diagonal. A short sentence has only one tile.
 
 With a dropout mask M, o = M p v / (1 - dropout_p). So ds = p (M (g v^T) / (1 - dropout_p) - delta) and dv = (M p)^T g /
 (1 - dropout_p). The kernels multiply delta by 1 - dropout_p, and at the end divide the gradients by 1 - dropout_p.
@@ -214,7 +215,7 @@ def _by_masked_weight(
     scores, later, values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value, query_keys, key_offsets, threshold,
     MODE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the results of _by_weight for a masked tile. Keys that are not `later` than the query use the mixed
+    """Compute the results of _by_weight for a masked tile. For keys that are not `later` than the query, use the mixed
     values."""
     if MODE == DUAL:
         p = tl.exp2(scores - tl.where(later, lse[None, :], lse_mixed[None, :]))
@@ -349,7 +350,7 @@ def attention_backward_short(
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, STAGES: tl.constexpr, MODE: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one key head and of its query heads, for a sequence of at most BLOCK tokens."""
+    """Compute all gradients for one key head and its query heads, in a sequence of at most BLOCK tokens."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     key_heads = heads // group
     key_head = tl.program_id(0) % key_heads
@@ -384,7 +385,7 @@ def attention_backward_short(
         )  # fmt: skip
         of_head = begin(q, (batch * q_batch + head * q_head) * ALIGN)
         queries = rows(of_head, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
-        # A padding key, whose weight could be inf, must not reach the gradient of the queries: 0 times inf is NaN.
+        # A padding key, whose weight could be inf, must not affect the gradient of the queries: 0 times inf is NaN.
         scores = tl.where(real[:, None], product(keys, queries, wide, PRECISION) * factor, float("-inf"))
         ds, by_value = _by_masked_weight(
             scores, offset[:, None] > offset[None, :], values, grad, mixed, lse, lse_mixed, delta, delta_up, by_value,

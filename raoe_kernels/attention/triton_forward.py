@@ -1,15 +1,17 @@
-"""Triton forward kernel of attention, and the functions that it shares with the backward kernels.
+"""Triton forward kernel for attention, and the functions that it shares with the backward kernels.
 
 A program computes the results of one tile of queries, for one head and one sequence. The program runs an online softmax
-in base 2 over tiles of keys. The state of the softmax is the running maximum m of the scores, the sum l of the weights
-2^(score - m), and the weighted sum acc of the values. In a causal call, a program stops after the tile of keys at its
-own position. A dual call returns the causal and the bidirectional result. In a dual call, a program first processes the
-keys up to each query. The program then writes the causal result, and continues the same softmax with the later keys,
-which gives the bidirectional result. So one softmax state is enough, and the scores of every tile are computed once.
+in base 2 over tiles of keys. The state of the softmax consists of the running maximum m of the scores, the sum l of the
+weights 2^(score - m), and the weighted sum acc of the values. In a causal call, a program stops after the tile of keys
+at the position of its queries. A dual call returns the causal and the bidirectional result. In a dual call, a program
+first processes the keys up to each query. The program then writes the causal result, and continues the same softmax
+with the later keys, which gives the bidirectional result. So one softmax state is enough, and the scores of every tile
+are computed only once.
 
-Most tiles of keys need no mask and are called "clear". A tile needs a mask at the end of a sequence, on the diagonal,
-or if the sequence has holes (padding between real tokens). Positions are counted from a sequence's first real token. So
-a sequence is split into the same tiles, in the same order, at any place in a left-padded, right-padded or packed batch.
+Most tiles of keys need no mask and are called "clear". A tile needs a mask if it is on the diagonal or at the end of a
+sequence, or if the sequence has holes (padding between real tokens). Positions are counted from a sequence's first real
+token. So a sequence is split into the same tiles, in the same order, regardless of its place in a left-padded,
+right-padded or packed batch.
 
 The dropout mask is a hash of positions (see the README), so the backward kernels can compute the same mask again.
 """
@@ -21,11 +23,12 @@ import triton.language as tl
 
 from ..triton_rows import LOG2_E, kernel
 
-# The launches ensure that all rows begin at multiples of 16 bytes.
+# The launch code ensures that all rows begin at multiples of 16 bytes.
 ALIGN = tl.constexpr(8)  # the unit of strides, in elements
 # CLEAR: every token of the loop's tiles is real. EDGES: some tokens may be padding.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
-# MODE of a program: FULL writes a bidirectional result, CAUSAL a causal one into `full`, DUAL both results.
+# MODE of a program: FULL writes a bidirectional result, CAUSAL writes a causal result to `full`, and DUAL writes both
+# results.
 FULL, DUAL, CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -50,7 +53,7 @@ def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
 @triton.jit
 def sequence(spans, gap, batch, longest, masked):
     """Return the position of the first real token, the number of tokens from there to the last real token, and 1 if the
-    sequence has holes.
+    sequence has holes, otherwise 0.
 
     In `spans`, the end of a sequence is stored `gap` elements after its start (gap is 1 for cu_seqlens). In a batch
     with a padding mask, a flag for holes is stored another `gap` elements later.
@@ -62,10 +65,11 @@ def sequence(spans, gap, batch, longest, masked):
 
 @triton.jit
 def places(start, first, length, valid, holes, row_len, BLOCK: tl.constexpr, WHICH: tl.constexpr = EDGES):
-    """For the tokens of a tile, return offsets in the sequence, positions in the tensor, and whether they are real.
+    """For each token in a tile, return its offset in the sequence, its position in the tensor, and whether it is real.
 
     In a padded batch with rows of row_len tokens, the tiles after the last real token cover the row's padding: first
-    the padding on the right, then the padding before `first`. So every token is in a tile. If packed, row_len is 0.
+    the padding on the right, then the padding before `first`. So every token is in a tile. For packed batches, row_len
+    is 0.
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset
@@ -81,7 +85,7 @@ def rows(
     x, position, row_mask, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
     WHICH: tl.constexpr = EDGES,
 ):  # fmt: skip
-    """Load a tile [BLOCK, BLOCK_D] of a tensor's rows. Rows of padding are not read, and are 0 in the result."""
+    """Load a tile [BLOCK, BLOCK_D] of a tensor's rows. Padding rows are not read, and are 0 in the result."""
     column = tl.arange(0, BLOCK_D)
     at = x + position[:, None] * (stride * UNIT) + column[None, :]
     if WHICH == EDGES:
@@ -130,8 +134,8 @@ def begin(x, offset):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a b. PRECISION selects how float32 is multiplied: "ieee" (full precision) or "tf32"."""
-    if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
+    """Return acc + a b. PRECISION selects how float32 matrices are multiplied: "ieee" (full precision) or "tf32"."""
+    if INTERPRETED:  # the interpreter's tl.dot multiplies bfloat16 bits as if they were integers
         a = a.to(acc.dtype)
         b = b.to(acc.dtype)
     return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
@@ -164,7 +168,7 @@ def stream(seed, head, batch, DROPOUT: tl.constexpr):
 
 @triton.jit
 def drop(x, query_keys, key_offsets, threshold, DROPOUT: tl.constexpr):
-    """Set a tile's elements to 0 where dropout drops them. `query_keys` holds fold(stream, offset) of each query."""
+    """Set a tile's elements to 0 where dropout drops them. `query_keys` holds fold(stream, offset) for each query."""
     if DROPOUT:
         x = tl.where(fold(query_keys, key_offsets) >= threshold.to(tl.uint32), x, 0.0)
     return x
@@ -215,7 +219,7 @@ def attention_forward(
     """Compute softmax(scale q k^T) v and the scores' logsumexp in base 2. In mode CAUSAL, a program stops at the
     diagonal. In mode DUAL, the program writes the causal result at the diagonal, and continues with the later keys.
     Each step multiplies BLOCK queries by OTHER keys, where OTHER divides BLOCK. With DROPOUT, weights whose hash is
-    below `threshold` are dropped: they count only in the sum of the softmax. `kept` is 1 - dropout_p."""
+    below `threshold` are dropped: they count only in the softmax's denominator. `kept` is 1 - dropout_p."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads

@@ -1,4 +1,4 @@
-"""Bidirectional and dual attention in Triton: launches of the kernels in triton_forward.py and triton_backward.py.
+"""Bidirectional and dual attention in Triton: launch code for the kernels in triton_forward.py and triton_backward.py.
 
 Padded and packed batches use the same kernels. A packed batch is treated as a single padded row in which a sequence
 can begin at any position.
@@ -19,16 +19,16 @@ from .padding import Options, Padding
 from .triton_backward import attention_backward_kv, attention_backward_q, attention_backward_short
 from .triton_forward import attention_forward, attention_spans
 
-# {(bytes of the dtype or "tf32", head dimension rounded up to a power of two): entries of the forward, query and key
-# kernel}. An entry is: own rows (of the program's own tile), other rows (of the tiles that it loops over), warps,
-# pipeline stages.
-# A warp gets 16 own rows, the size of a tensor core instruction: more warps would compute the same products twice. Only
-# full float32, which does not use tensor cores, can be split over any number of warps. In half precision and TF32, a
-# tile has 64 own rows, the size of Hopper's instruction: more rows would be padding in most sentences. The accumulators
-# (one, or two in the key kernel) and scores should fit into 255 registers per thread. So tiles of 128 columns have 32
-# other rows (or 128 keys on 8 warps); with 256 columns or in float64, they do not fit. Sizes give many rows and few
-# spills on sm_90; speed was not compared. The tiles for TF32 were never run on a GPU. Without SHORT_TILES, no size
-# depends on lengths, so a sentence's result is bit-identical in any batch.
+# {(bytes of the dtype or "tf32", head dimension rounded up to a power of two): entries for the forward, query and key
+# kernels}. An entry lists the numbers of own rows (of the program's own tile), other rows (of the tiles that it loops
+# over), warps and pipeline stages. A warp gets 16 own rows, the size of a tensor core instruction: more warps would
+# compute the same products twice. Only full float32, which does not use tensor cores, can be split over any number of
+# warps. In half precision and TF32, a tile has 64 own rows, the size of Hopper's instruction: more rows would be
+# padding in most sentences. The accumulators (one, or two in the key kernel) and scores should fit into 255 registers
+# per thread. So tiles of 128 columns have 32 other rows (or 128 keys on 8 warps); with 256 columns or in float64,
+# accumulators and scores do not fit. The sizes give many rows and few register spills on sm_90; we did not compare
+# their speed. The tiles for TF32 were never run on a GPU. Without SHORT_TILES, no size depends on lengths, so a
+# sentence's result is bit-identical in any batch.
 TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
@@ -41,30 +41,32 @@ TILES: dict[tuple[int | str, int], tuple[tuple[int, int, int, int], ...]] = {
     (8, 128): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 1)),
     (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
-# Rows of the tiles of calls whose longest sentence fits into one tile: with (16, 32), a call with max_seqlen 20 has
-# tiles of up to 32 rows. If such a tile has at most ONE_KERNEL bytes, one backward kernel replaces two. For wider heads
-# than SHORT_WIDTHS, tiles and kernel would spill registers. Off by default, because neither was ever run on a GPU.
+# Numbers of rows in the tiles for calls whose longest sentence fits into one tile: with (16, 32), a call with
+# max_seqlen 20 has tiles of up to 32 rows. If such a tile has at most ONE_KERNEL bytes, one backward kernel replaces
+# two. For heads wider than SHORT_WIDTHS, these tiles and this kernel would spill registers. Both are off by default,
+# because they were never run on a GPU.
 SHORT_TILES: tuple[int, ...] = ()
 ONE_KERNEL = 4096
-SHORT_WIDTHS = 128, 64  # columns: of the tiles, and of the backward kernel
+SHORT_WIDTHS = 128, 64  # largest head dimension for these tiles, and for this backward kernel
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; triton_forward.ALIGN as a number for host code
 MODES = {(False,): 0, (True, False): 1, (True,): 2}  # Options.causal -> triton_forward's FULL, DUAL or CAUSAL
 MAX_IN_99_KIB = 128  # largest head dimension for which the tiles of all dtypes fit into 99 KiB of shared memory
-MAX_IN_TF32 = 64  # largest head dimension for TF32: compiled for 128 columns, 64 rows spill up to 1,104 bytes a thread
+MAX_IN_TF32 = 64  # largest head dimension for TF32: with 128 columns, 64 rows spill up to 1,104 bytes per thread
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv, attention_backward_short)
 
 
 def _precision(q: Tensor) -> str:
     """Return how float32 matrix products are computed: "tf32" if torch's setting for matrix products allows it, else
     "ieee". Each launch reads the setting, as torch's own matrix products do."""
-    # allow_tf32 is an older name of this setting. Reading it raises an error once someone has set fp32_precision.
+    # allow_tf32 is an older name of this setting. Reading it raises an error once fp32_precision has been set.
     allowed = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if allowed and q.shape[-1] <= MAX_IN_TF32 else "ieee"
 
 
 def _short(head_dim: int, longest: int) -> int:
-    """Return the smallest tile in SHORT_TILES (in rows) that fits the longest sentence, or 0 if none fits."""
+    """Return the smallest number of rows in SHORT_TILES that the longest sentence fits into, or 0 if it fits into
+    none."""
     fitting = (tile_rows for tile_rows in SHORT_TILES if longest <= tile_rows and head_dim <= SHORT_WIDTHS[0])
     return next(fitting, 0)
 
@@ -87,7 +89,8 @@ def _shape_class(size: int, precision: str, head_dim: int, longest: int, which: 
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Return x if its rows are 16-byte aligned and have a multiple of 8 columns, else a copy, padded with zeros.
+    """Return x if its rows are 16-byte aligned and its number of columns is a multiple of 8, else a copy padded with
+    zeros.
 
     Extra columns of zeros do not change the scores or the other columns. Kernels for arbitrary strides would load
     elements one by one and keep the address of each element in registers, so that registers would spill.
@@ -120,7 +123,8 @@ def spans(q: Tensor, padding: Padding) -> Padding:
 
 
 class _Call:
-    """Arguments shared by all launches of a call: positions of sequences, sizes, and strides as in a padded batch."""
+    """Arguments that all kernel launches of a call share: positions of sequences, sizes, and strides as in a padded
+    batch."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, options: Options):
         padding = spans(q, padding)
@@ -193,7 +197,7 @@ def backward(
     call = _Call(q, k, v, padding, options)
     q, k, v = call.inputs
     grad_full, full = _aligned(grad_full.contiguous()), _aligned(full)
-    # Without a dual call, the kernels do not read the causal tensors, so any tensor can be passed for them.
+    # Unless the call is dual, the kernels do not read the causal tensors, so any tensor can be passed for them.
     grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
     causal, lse_causal = (full, lse_full) if causal is None else (_aligned(causal), lse_causal)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), None, None
@@ -208,7 +212,7 @@ def backward(
         mixed = (torch.empty_like(full), torch.empty_like(delta), delta) if dual else (grad_full, delta, delta)
         call.launch(1, (*call.inputs, *results, grad_causal, grad_full, *mixed, grad_q))
         if needs[1] or needs[2]:
-            # Compute a gradient per query head: a group's heads run in parallel. Then add them in a fixed order.
+            # Compute one gradient per query head: a group's heads run in parallel. Then add them in a fixed order.
             grad_k, grad_v = q.new_empty(q.shape), q.new_empty(q.shape)
             call.launch(2, (*call.inputs, *lses, *call.positions, grad_full, *mixed, grad_k, grad_v))
             if call.heads > call.key_heads:

@@ -1,4 +1,4 @@
-"""Public pairwise cosine: documentation and argument checks."""
+"""The public function pairwise_cosine: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def pairwise_cosine(
     """Cosine similarity of a[i] and b[i] for every row i.
 
     The result equals torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except for rows where the norm of
-    a[i] or b[i] is at most eps. For these rows, similarity and gradients are exactly 0, while torch's gradients are
-    about 1 / eps. All norms must be below 1e18. If eps is below 1e-15, all norms must also be above 1e-15. For float64,
-    these limits are 1e150 and 1e-150. The squares of norms beyond these limits are outside the dtype's range. For such
-    norms, the result depends on the backend: it is correct with "native", and otherwise can be NaN or 0.
+    a[i] or b[i] is at most eps. For these rows, the similarity and the gradients are exactly 0, while torch's gradients
+    are about 1 / eps. All norms must be below 1e18. If eps is below 1e-15, all norms must also be above 1e-15. For
+    float64, these limits are 1e150 and 1e-150. The squares of norms beyond these limits are outside the dtype's range.
+    For such norms, the result depends on the backend: it is correct with "native", but can be NaN or 0 with the other
+    backends.
 
     Args:
         a, b: (B, D) float16, bfloat16, float32 or float64, of the same dtype, shape and device.

@@ -1,4 +1,4 @@
-"""pairwise_cosine on a CPU, with the compiled C++ kernels of csrc/cosine."""
+"""pairwise_cosine on a CPU, with the compiled C++ kernels in csrc/cosine."""
 
 from __future__ import annotations
 

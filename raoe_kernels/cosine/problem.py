@@ -1,6 +1,6 @@
-"""Input of all backends of pairwise_cosine (see _contract.py), and the op's registration.
+"""Input to the backends of pairwise_cosine (see _contract.py), and the op's registration.
 
-`saved` holds three tensors of the result's shape: the cosine c, 1 / |a| and 1 / |b|. For a pair of rows of which one
+`saved` holds three tensors with the result's shape: the cosine c, 1 / |a| and 1 / |b|. If at least one of the two rows
 counts as a zero row, all three values are 0.
 """
 

@@ -1,4 +1,4 @@
-"""Reference implementation of pairwise_cosine and of its gradient, for any dtype and device."""
+"""Reference implementation of pairwise_cosine and its gradient, for any dtype and device."""
 
 from __future__ import annotations
 

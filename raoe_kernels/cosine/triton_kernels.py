@@ -2,10 +2,10 @@
 processed in blocks of columns and read once per pass.
 
 For several widths, each segment of columns between two widths needs one launch. The tensor `sums` passes three numbers
-per row from launch to launch. Launches run from narrow to wide widths in the forward pass, and from wide to narrow
-widths in the backward pass. Each launch reads one part of `sums` and writes another part. All warps of a program read
-each number, but only one warp writes it. If this warp overwrote the number that it read, a late warp could read the new
-value.
+per row from one launch to the next. Launches run from narrow to wide widths in the forward pass, and from wide to
+narrow widths in the backward pass. Each launch reads one part of `sums` and writes another part. All warps of a program
+read each number, but only one warp writes it. If this warp overwrote the number that it read, a late warp could read
+the new value instead of the old one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARPS = 4
 
 @triton.jit
 def _running(sums, value, rows, n, which: tl.constexpr, launch):
-    """Add the sum of the previous launch, if there was one, to `value`, and store the result for the next launch."""
+    """Add the sum from the previous launch, if there was one, to `value`, and store the result for the next launch."""
     at = sums + (3 * launch + which) * n.to(tl.int64) + rows
     value += tl.load(at - 3 * n.to(tl.int64), rows < tl.where(launch > 0, n, 0), 0.0)
     tl.store(at, value, rows < n)
@@ -140,7 +140,7 @@ def backward(problem: Problem, saved: Saved, upstream: Tensor, needs: Needs, dty
     empty = a.new_empty if dims is None or dims[-1] == a.shape[1] else a.new_zeros
     grads = [empty(a.shape) if need else None for need in needs]
     outputs = [g for g in grads if g is not None]
-    # A gradient that is not needed is never written: its argument only needs the right dtype.
+    # A gradient that is not needed is never written, so any tensor with the right dtype can be passed for it.
     targets = [outputs[0] if g is None else g for g in grads]
     of_rows, sums = (upstream.contiguous(), *saved), upstream.new_empty(3, *upstream.shape)
     with torch.cuda.device_of(a):

@@ -19,9 +19,9 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
     A logit of -inf in `current` forbids its token: the token's result is -inf, regardless of `previous`. If only the
     logit in `previous` is -inf, the result is +inf for guidance > 1 and -inf for guidance < 1, as Eq. 4 implies. In
-    transformers, it is NaN. A NaN or +inf logit makes all results of its row NaN, except for forbidden tokens. If
-    guidance is 1, `previous` is ignored. If `current` and `previous` are equal, the result is exactly their
-    log_softmax.
+    transformers, the result is NaN in this case. A NaN or +inf logit makes all results in its row NaN, except for
+    forbidden tokens. If guidance is 1, `previous` is ignored. If `current` and `previous` are equal, the result is
+    exactly their log_softmax.
 
     Args:
         current: (..., V) next-token logits given the current context, float16, bfloat16, float32 or float64.

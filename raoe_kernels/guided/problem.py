@@ -1,4 +1,4 @@
-"""Input of all backends of guided_log_probs and guided_argmax (see _contract.py), and the registration of both ops.
+"""Input to the backends of guided_log_probs and guided_argmax (see _contract.py), and the registration of both ops.
 
 For guided_log_probs, `saved` holds one normaliser (2, R) per context. For each row, a normaliser holds the largest
 logit z and log(sum of exp(logit - z)), or 0 and 0 if all logits are -inf. A backend without normalisers saves None.
@@ -17,7 +17,7 @@ from .._dtypes import wide
 
 
 class Problem(NamedTuple):
-    """Arguments of one call: logits (R, V) of both contexts. Backends are called only if V > 0."""
+    """Arguments of one call: logits (R, V) for both contexts. Backends are called only if V > 0."""
 
     current: Tensor
     previous: Tensor
@@ -25,7 +25,7 @@ class Problem(NamedTuple):
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
-        """Logits of both contexts. With guidance 1, the result depends only on `current`, which is returned twice."""
+        """Logits for both contexts. With guidance 1, the result depends only on `current`, which is returned twice."""
         return self.current, self.current if self.guidance == 1 else self.previous
 
     def reads(self, needs: Needs) -> tuple[bool, bool]:

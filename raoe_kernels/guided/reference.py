@@ -1,4 +1,4 @@
-"""Reference implementation of the guided ops and of their gradient, for any dtype and device."""
+"""Reference implementation of the guided ops and their gradients, for any dtype and device."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of guidance x - (guidance - 1) y for logits x and y: Eq. 4 up to a constant per row."""
+    """Return the argmax of guidance x - (guidance - 1) y, where x and y are the logits for the current and the previous
+    context. This expression equals Eq. 4 up to a constant per row."""
     x, y = (logits.to(wide(logits.dtype)) for logits in problem.logits)
     return (x + (problem.guidance - 1) * (x - y)).masked_fill(x == -torch.inf, -torch.inf).argmax(-1), ()

@@ -12,7 +12,8 @@ from .._contract import Gradients, Needs
 from .._dtypes import wide
 from .problem import Problem
 
-# Logits of each context in a chunk: enough to occupy torch's threads, few enough to stay in the cache for two passes.
+# Number of logits for each context in a chunk: enough to occupy torch's threads, few enough to stay in the cache for
+# two passes.
 CHUNK = 1 << 18
 
 
@@ -25,7 +26,7 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 def _test_first(logits: Tensor) -> bool:
     """Return True on a CPU, where each chunk is first tested for logits of -inf. If the chunk contains none, the
     elementwise handling of -inf is skipped. The test reads a sum or a minimum, which is not finite if a logit is -inf.
-    On other devices, reading it would make the host wait."""
+    On other devices, reading this number would make the host wait."""
     return logits.device.type == "cpu"
 
 
@@ -37,7 +38,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     for part in _chunks(current):
         x, y, out = current[part], previous[part], result[part]
         if _test_first(x):
-            # Write p into the result and q into a buffer for all chunks: new memory would take as long as the softmax.
+            # Write p to the result and q to a buffer that all chunks reuse: allocating memory would take as long as the
+            # softmax.
             buffer = out.new_empty(out.shape) if buffer is None else buffer[: len(x)]
             p, q = torch.log_softmax(x, -1, dtype, out=out), torch.log_softmax(y, -1, dtype, out=buffer)
             if math.isfinite(torch.lerp(q, p, guidance, out=out).sum()):
@@ -49,8 +51,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
 
 
 def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the gradients of both contexts' logits: guidance (grad - softmax(current) total) and (1 - guidance) (grad
-    - softmax(previous) total). Here, grad is the upstream gradient, and total is its sum over a row."""
+    """Return the gradients with respect to both contexts' logits: guidance (grad - softmax(current) total) and (1 -
+    guidance) (grad - softmax(previous) total). Here, grad is the upstream gradient, and total is its sum over a row."""
     (current, previous), guidance = problem.logits, problem.guidance
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in problem.reads(needs))
     for part in _chunks(current):
@@ -69,8 +71,8 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
 
 
 def argmax(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the argmax of x + (guidance - 1) (x - y), where x are the logits of the current context and y those of the
-    previous context. If y = x, the compared values are exactly x."""
+    """Return the argmax of x + (guidance - 1) (x - y), where x and y are the logits for the current and the previous
+    context. If y = x, the compared values are exactly x."""
     (current, previous), guidance = problem.logits, problem.guidance
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):

@@ -1,6 +1,6 @@
-"""Guided ops in Triton. Rows are split into slices. Each pass takes two launches. The first launch computes the sums of
-each slice (in argmax: its best column). The second launch joins a row's slices and, except in argmax, rereads the
-slices from the L2 cache."""
+"""Guided ops in Triton. Rows are split into slices. Each pass takes two launches. The first launch computes the sums
+for each slice (in argmax, the slice's best column). The second launch combines a row's slices and, except in argmax,
+rereads the slices from the L2 cache."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def guided_forward_mix(
     columns: tl.int64, row_current: tl.int64, row_previous: tl.int64, guidance: tl.float64, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute p + (guidance - 1) (p - q), where p and q are the log-probabilities in the current and in the
-    previous context."""
+    """Compute p + (guidance - 1) (p - q), where p and q are the log-probabilities given the current and the previous
+    context."""
     dtype: tl.constexpr = result.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -153,7 +153,7 @@ def guided_backward_mix(
     row_previous: tl.int64, guidance: tl.float64, need_current, need_previous, COLUMNS: tl.constexpr,
     JOINED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of both contexts' logits, computed with the formulas of scan.backward."""
+    """Store the gradients with respect to both contexts' logits, computed with the formulas in scan.backward."""
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -192,7 +192,7 @@ def guided_argmax_slices(
     current, previous, scores, best, slices: tl.int64, columns: tl.int64, row_current: tl.int64, row_previous: tl.int64,
     guidance: tl.float64, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Find the largest x + (guidance - 1) (x - y) of a slice, and the first column with this value."""
+    """Find the maximum of x + (guidance - 1) (x - y) in a slice, and the first column where it occurs."""
     dtype: tl.constexpr = scores.dtype.element_ty
     row, start, mask = _place(0, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
@@ -260,7 +260,7 @@ def backward(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs,
     size, unit, needs = current.itemsize, unit_of(current, previous, upstream), problem.reads(needs)
     slices = triton.cdiv(columns, COLUMNS[size])
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
-    # A gradient that is not needed is never written: its argument only needs the right dtype.
+    # A gradient that is not needed is never written, so any tensor with the right dtype can be passed for it.
     outputs = [current if g is None else g for g in grads]
     sums = upstream.new_empty(rows, slices)
     strides = current.stride(0) // unit, previous.stride(0) // unit

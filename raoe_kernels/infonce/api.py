@@ -1,4 +1,4 @@
-"""Public InfoNCE loss: documentation and argument checks."""
+"""The public function info_nce_loss: documentation and argument checks."""
 
 from __future__ import annotations
 
@@ -48,31 +48,32 @@ def info_nce_loss(
         negatives: (M, D) hard negatives, or None. M need not be a multiple of N.
         scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a scalar float tensor,
             which gets a gradient. On a GPU and under torch.compile, a tensor that is not > 0 makes the loss NaN.
-        targets: (N,) integers: for each anchor, the index of the column that is its positive, for example in a gathered
-            batch. Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range
-            raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would
-            wait for the device. With all_anchors, hardness_mode, or a direction other than query_to_doc and
-            doc_to_query, a target must be the index of a positive.
+        targets: (N,) integers: for each anchor, the index of the column that is its positive, for example in a batch
+            gathered from several GPUs. Anchors may share a target. The default is 0 … N-1, which requires P >= N. A
+            target out of range raises ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN,
+            because a check would wait for the device. With all_anchors, hardness_mode, or a direction other than
+            query_to_doc and doc_to_query, a target must be the index of a positive.
         ignore: false negatives to leave out of an anchor's negatives: an (N, P + M) bool mask, True for a column to
-            leave out, or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). With ids, every column with
-            the anchor's id is left out (in directions from documents, with the id of the anchor's positive). Columns
-            with id -2**31 are left out for all anchors. An anchor's own positive is never left out. Ids work in all
-            directions.
-            With ids (N, K) and (P + M, K), a column is left out if any of its K ids equals the anchor's id in the same
-            place. A mask works only for query_to_doc and, without all_anchors, for doc_to_query. doc_to_query mirrors
-            query_to_doc: if `ignore` leaves out column targets[i] for anchor j (because of a mask, equal ids or the
-            column's id -2**31), it also leaves out anchor j for the positive of anchor i, and no other anchors.
+            leave out, or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). With ids, every column that
+            has the anchor's id is left out. In directions from documents, every column that has the id of the anchor's
+            positive is left out. Columns with id -2**31 are left out for all anchors. An anchor's own positive is never
+            left out. Ids work in all directions. With ids (N, K) and (P + M, K), a column is left out if any of its K
+            ids equals the anchor's id at the same position. A mask works only for query_to_doc and, without
+            all_anchors, for doc_to_query. doc_to_query mirrors query_to_doc: for the positive of anchor i, `ignore`
+            leaves out anchor j if and only if, in query_to_doc, it leaves out column targets[i] for anchor j (because
+            of a mask, equal ids or the column's id -2**31).
         symmetric: if True, average this loss with the loss in the opposite direction, in which the positive of anchor i
             is compared with all N anchors, and anchor i is its target. This is the same as directions=("query_to_doc",
             "doc_to_query") with partition_mode="per_direction".
         directions: pairs whose similarities the loss uses. "query_to_doc" (an anchor with all positives and negatives)
             is required. Optional: "doc_to_query" (an anchor's positive with all anchors), "query_to_query" (an anchor
             with all other anchors), and either "doc_to_doc" (an anchor's positive with the positives and negatives of
-            other anchors) or "positive_to_positive" (only with their positives, as in GISTEmbed). If M is a multiple of
-            P, negatives i, P + i, 2 P + i, … belong to the anchor of positive i. Otherwise, none belongs to any anchor.
+            other anchors) or "positive_to_positive" (an anchor's positive with only the positives of other anchors, as
+            in GISTEmbed). If M is a multiple of P, negatives i, P + i, 2 P + i, … belong to the anchor of positive i.
+            Otherwise, no negative belongs to any anchor.
         partition_mode: "joint" for one softmax over all directions, or "per_direction" for the mean of one loss per
             direction (query_to_doc and doc_to_query only).
-        all_anchors: (P, D), all anchors of the batch, if `anchors` is only a part of them. Row j belongs to positive j.
+        all_anchors: (P, D), all anchors in the batch, if `anchors` is only a part of them. Row j belongs to positive j.
             The anchor ids in `ignore` and the guide's anchors must then have P rows, one per row of all_anchors.
         hardness_mode, hardness_strength: add hardness_strength x cosine, as a constant without gradient, to an anchor's
             logits for "in_batch_negatives" (the documents of other anchors), "hard_negatives" (the anchor's own
@@ -81,21 +82,21 @@ def info_nce_loss(
             (the guide), in any float dtype. In every direction, a pair is left out if its cosine under the guide is
             above the threshold that guide_margin sets.
         guide_margin, margin_strategy: set the threshold to pos - guide_margin ("absolute") or to pos - |pos| x
-            guide_margin ("relative"), where pos is the guide's cosine of the anchor with its positive.
+            guide_margin ("relative"), where pos is the cosine of the anchor and its positive under the guide.
         dims: K strictly increasing prefix widths up to D (Matryoshka embeddings, Kusupati et al. 2022). Loss k uses the
             first dims[k] dimensions of the embeddings. Of the options above, only targets, ignore and symmetric can be
             combined with dims. On a CPU, all widths share their matrix products, and backward is cheapest if you weight
             the K losses equally.
-        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton". "triton" does not
-            support all_anchors and several ids per row, and supports hardness_mode and guide for query_to_doc only. For
-            several directions in one softmax, "triton" requires bfloat16 rows and, as scale, a number <= 40 (not a
-            tensor). On CUDA, "auto" selects "scan" for calls that "triton" does not support.
+        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton". "triton" supports
+            neither all_anchors nor several ids per row, and it supports hardness_mode and guide only for query_to_doc.
+            For several directions in one softmax, "triton" requires bfloat16 rows and a scale <= 40 that is a number,
+            not a tensor. On CUDA, "auto" selects "scan" for calls that "triton" does not support.
 
     Returns:
-        Scalar loss, or (K,) losses with dims, float64 for float64 rows, otherwise float32. It is 0 if N = 0. Gradients
-        have the dtype of their inputs. If any row (even an ignored one) or its norm is not finite, the loss and all
-        gradients are NaN; with dims, this applies to each width separately. Under torch.autocast, float32 rows are
-        first cast to autocast's dtype, as in torch's matrix products; sums and the loss stay float32.
+        Scalar loss, or (K,) losses if dims is set: float64 for float64 rows, otherwise float32. The loss is 0 if N = 0.
+        Gradients have the dtype of their inputs. If any row (even an ignored one) or its norm is not finite, the loss
+        and all gradients are NaN; with dims, this applies to each width separately. Under torch.autocast, float32 rows
+        are first cast to autocast's dtype, as in torch's matrix products; sums and the loss stay float32.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -115,7 +116,7 @@ def info_nce_loss(
     if hardness_mode in HARDNESS[:2] and columns % max(1, positives.shape[0]):
         raise ValueError(
             f"hardness_mode {hardness_mode!r} requires the number of negatives to be a multiple of the number of "
-            f"positives, {positives.shape[0]}; got {columns - positives.shape[0]} negatives"
+            f"positives ({positives.shape[0]}), got {columns - positives.shape[0]} negatives"
         )
     mask, anchor_ids, column_ids = check_ignore(ignore, rows if isinstance(ignore, Tensor) else count, columns, anchors)
     check_mask(mask, names, all_anchors)

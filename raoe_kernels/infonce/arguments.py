@@ -1,4 +1,4 @@
-"""Argument checks of the in-batch losses: shapes of rows, targets, ignored columns, directions and guides."""
+"""Argument checks for the in-batch losses: shapes of rows, targets, ignored columns, directions and guides."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_range(targets: Tensor, columns: int, lowest: int = 0, of: str = "posit
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
-        raise ValueError(f"targets must be indices of the rows of {of}, but there are no rows: pass at least one row")
+        raise ValueError(f"targets must be indices of rows in {of}, but there are no rows: pass at least one row")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (x.item() for x in targets.aminmax())
         if low < lowest or high >= columns:
@@ -86,7 +86,8 @@ def check_ignore(
 
 
 def check_directions(directions: object, partition_mode: object, symmetric: object) -> tuple[tuple[str, ...], bool]:
-    """Check the directions. Return the names in the order of DIRECTIONS, and whether all of them share one softmax."""
+    """Check the directions. Return their names in the order of DIRECTIONS, and whether all of them share one
+    softmax."""
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
     if not isinstance(directions, (tuple, list)):
@@ -128,7 +129,8 @@ def check_mask(mask: Tensor | None, directions: Sequence[str], all_anchors: Tens
 def check_guide(
     guide: object, anchors: int, positives: Tensor, negatives: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Check `guide`, and return its embeddings of anchors, positives and negatives. `anchors` counts the anchors."""
+    """Check `guide`, and return its embeddings of anchors, positives and negatives. `anchors` is the number of
+    anchors."""
     if guide is None:
         return None, None, None
     counts = {"anchors": anchors, "positives": positives.shape[0]}

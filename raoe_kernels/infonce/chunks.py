@@ -1,5 +1,5 @@
-"""Matrix products of the in-batch losses, computed for a chunk of rows at a time. A callback turns a chunk's logits
-into weights (derivatives of the loss). The whole matrix of logits is never stored, and no logit is computed twice.
+"""Matrix products for the in-batch losses, computed one chunk of rows at a time. A callback turns a chunk's logits into
+weights (derivatives of the loss). The whole matrix of logits is never stored, and no logit is computed twice.
 
 For half precision on a GPU, tensor cores compute the products, with rounding errors no larger than in float32. Cosines
 are products of input rows, divided by the rows' norms. A product of weights and unit rows is computed as the sum of
@@ -17,8 +17,9 @@ from torch import Tensor
 from .._dtypes import wide
 from .problem import units_of
 
-# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: for each number of the columns' gradient, it
-# moves 8 bytes and does 2 ROWS operations. An H200 does 165 operations in the time in which it moves one byte.
+# Bytes of one chunk's logits and weights. A chunk has at least ROWS rows: for each element of the columns' gradient, a
+# chunk moves 8 bytes and does 2 ROWS operations. An H200 does 165 operations in the time that it takes to move one
+# byte.
 BUFFER = 256 << 20
 ROWS = 1024
 # Whether products of half-precision matrices can have float32 results: since torch 2.10, on CUDA devices only.
@@ -76,7 +77,7 @@ def sweep(
 
 
 def even(count: int, most: int) -> int:
-    """Return the smallest chunk size with which `count` rows need no more chunks than with the size `most`."""
+    """Return the smallest chunk size that splits `count` rows into no more chunks than the size `most` would."""
     chunks = -(-count // most)
     return -(-count // max(1, chunks))
 
@@ -144,8 +145,8 @@ def halves(x: Tensor) -> Halves:
 
 
 def multiply(x: Tensor | Halves, y: Tensor | Halves, add: Tensor | None = None) -> Tensor:
-    """Return x @ y (plus `add`, if given). If one of them is a Halves, split the other one too, and return
-    high @ high + high @ low + low @ high (plus `add`)."""
+    """Return x @ y (plus `add`, if given). If x or y is a Halves, also split the other matrix, and return high @ high +
+    high @ low + low @ high (plus `add`)."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return product(x, y, add=add)
     x, y = (halves(z) if isinstance(z, Tensor) else z for z in (x, y))

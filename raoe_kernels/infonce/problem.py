@@ -1,4 +1,4 @@
-"""Input of all backends of info_nce_loss (see _contract.py), the op's registration, and functions on rows, pools and
+"""Input to the backends of info_nce_loss (see _contract.py), the op's registration, and functions on rows, pools and
 blocks that all backends share.
 
 A pool holds the logits of one softmax per anchor, and a block of a pool holds the logits of one direction. The rows of
@@ -19,7 +19,7 @@ from .._contract import register
 from .._dispatch import Op, backends, triton_missing
 from .._dtypes import wide
 
-# A row with at most this norm counts as a zero row. torch.nn.functional.cosine_similarity has the same eps.
+# A row with at most this norm counts as a zero row. torch.nn.functional.cosine_similarity has the same default eps.
 EPS = 1e-8
 
 # Directions that contain the positive pair come first, because a pool's first block must contain it.
@@ -46,17 +46,17 @@ class Problem(NamedTuple):
         anchors (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
         all_anchors: (P, D) or None; row j pairs with positive j
         learned_scale: scalar float tensor, or None; if it is set, `scale` is 1
-        targets: (N,) int64, column of each anchor's positive; None: column i for anchor i
+        targets: (N,) int64, column of each anchor's positive, or None if column i is the positive of anchor i
         ignored: (N, C) bool or None, True for columns to leave out of an anchor's negatives
         anchor_ids (A,), column_ids (C,): both int32 or int64, or None; A is P with all_anchors, else N. A row and a
             column with equal ids are not negatives of each other. For (A, K) and (C, K), see equal_ids
         guide_anchors (A, G), guide_positives (P, G), guide_negatives (M, G): rows of the guide encoder, or None
         directions: names from DIRECTIONS, separated by spaces
         joint: True for one softmax over all directions
-        hardness, strength: hardness_mode of the call, or "", and hardness_strength of the call
-        margin: the guide's threshold is c - margin, or c - margin |c| if `relative`; c: the guide's cosine of the own
-            pair
-        dims: K increasing prefix widths for K losses, or None for one loss of the full width
+        hardness, strength: the call's hardness_mode (or "") and hardness_strength
+        margin: the guide's threshold is c - margin, or c - margin |c| if `relative`, where c is the cosine of the own
+            pair under the guide
+        dims: K increasing prefix widths for K losses, or None for one loss over the full width
     """
 
     anchors: Tensor
@@ -100,7 +100,8 @@ class Problem(NamedTuple):
 
     @property
     def fused(self) -> bool:
-        """Whether triton_fused can run the call, which needs bfloat16 rows, one softmax and finite exp(logit)."""
+        """Whether triton_fused can run the call. The call must have bfloat16 rows, a single softmax and finite
+        exp(logit)."""
         fits = self.anchors.dtype == torch.bfloat16 and self.learned_scale is None and self.scale <= UNSHIFTED_SCALE
         fits = fits and not self.symmetric and set(self.special()) <= {"joint directions"}
         return fits and _compiles_fused()
@@ -179,7 +180,8 @@ def own_anchors(problem: Problem) -> Tensor:
 
 
 def is_ignored(problem: Any, rows: slice) -> Tensor | None:
-    """Return a bool mask (n, C) for a slice of the anchors, True for columns to ignore, or None without `ignore`."""
+    """Return a bool mask (n, C) for a slice of the anchors, True for columns to ignore, or None if the call has no
+    `ignore`."""
     if problem.anchor_ids is not None:
         return equal_ids(problem.anchor_ids[rows], problem.column_ids)
     return None if problem.ignored is None else problem.ignored[rows]
@@ -235,8 +237,8 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 def losses(neg_sum: Tensor, own_exp: Tensor, shift: Tensor, own_logit: Tensor) -> Tensor:
     """Return each row's loss, -log softmax(x)[own], where x are the row's logits and own is its positive's column.
     Here, own_exp is exp(x_own - shift), and neg_sum is the sum of exp(x - shift) over the other columns. The loss is
-    computed as log(1 + neg_sum / own_exp), so that a small loss keeps its digits. If this ratio is close to overflow,
-    x_own is far below `shift`, and the loss is computed as shift - own_logit + log(neg_sum)."""
+    computed as log(1 + neg_sum / own_exp), so that a small loss keeps its precision. If this ratio is close to
+    overflow, x_own is far below `shift`, and the loss is computed as shift - own_logit + log(neg_sum)."""
     ratio = neg_sum / own_exp
     return torch.where(ratio < 1e30, ratio.log1p(), shift - own_logit + neg_sum.log())
 
@@ -268,7 +270,7 @@ def split(
 
 
 class Block(NamedTuple):
-    """One direction of a pool: the logits of every row with the first `width` columns.
+    """One direction in a pool: the logits of every row with the first `width` columns.
 
     Attributes:
         from_documents: True if the rows are the anchors' positives, False if the rows are the anchors
@@ -297,7 +299,7 @@ def pools(problem: Problem) -> list[list[Block]]:
 
 
 def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
-    """Return indices (n, k): row i lists the columns below `count` that contain documents of the same query as
+    """Return indices (n, k): row i lists the columns below `count` that contain documents of the same query as column
     targets[i]. These are the target's column and, if the number of negatives is a multiple of P = len(positives), every
     P-th column after it."""
     step = max(1, len(problem.positives))
@@ -307,6 +309,6 @@ def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
 
 
 def guide_threshold(problem: Problem, own_cosine: Tensor) -> Tensor:
-    """Return the guide's threshold: a pair is left out if its cosine under the guide is higher. `own_cosine` is the
-    guide's cosine of the own pair (an anchor and its positive)."""
+    """Return the guide's threshold: a pair is left out if its cosine under the guide is above this threshold.
+    `own_cosine` is the cosine of the own pair (an anchor and its positive) under the guide."""
     return own_cosine - (own_cosine.abs() * problem.margin if problem.relative else problem.margin)

@@ -63,10 +63,10 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's loss -log softmax(logits)[own], (n, 1), and its gradient with respect to the logits, (n, C).
-    The softmax leaves out the columns where `mask` is True, but never the column `own`."""
-    # Differences from the own logit keep the digits of a small loss. Left-out columns get a finite number whose exp is
-    # 0, because the forward-mode derivative of logsumexp is NaN if all columns are -inf.
+    """Return each row's loss -log softmax(logits)[own], of shape (n, 1), and its gradient with respect to the logits,
+    of shape (n, C). The softmax leaves out the columns where `mask` is True, but never the column `own`."""
+    # Differences from the own logit preserve the precision of a small loss. Left-out columns get a finite number whose
+    # exp is 0, because the forward-mode derivative of logsumexp is NaN if all columns are -inf.
     negatives = (logits - logits.gather(1, own)).masked_fill(mask, -1e30).scatter(1, own, -1e30)
     log_sum = negatives.logsumexp(1, keepdim=True)
     losses = torch.logaddexp(log_sum, torch.zeros_like(log_sum))
@@ -74,7 +74,8 @@ def softmax_loss(logits: Tensor, own: Tensor, mask: Tensor) -> tuple[Tensor, Ten
 
 
 def own(places: Tensor, count: int) -> Tensor:
-    """Return a bool mask (n, count) that is True at mask[i, places[i]]. The indices `places` are (n,) or (n, k)."""
+    """Return a bool mask (n, count) that is True at mask[i, places[i]]. `places` is a tensor of indices, (n,) or (n,
+    k)."""
     places = places.reshape(len(places), -1)
     mask = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
     return mask.scatter_(1, places, True)

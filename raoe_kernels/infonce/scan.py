@@ -1,7 +1,9 @@
-"""info_nce_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
+"""info_nce_loss in plain torch, one chunk of rows at a time, with a bounded buffer instead of the whole matrix of
+logits.
 
 The loss is a mean over the rows, so the forward pass computes a chunk's gradient as soon as its logits are known. Each
-block of a chunk needs three matrix products (see chunks.py): logits, gradient of the rows, gradient of the columns.
+block of a chunk needs three matrix products (see chunks.py): for the logits, the gradient of the rows, and the gradient
+of the columns.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class _Side(NamedTuple):
     """One side of the logits, the anchors or the documents: as rows, as columns, and with the sums of their gradients.
 
     Attributes:
-        places: index in `rows` of each of the N rows of the logits, or None if row i has index i
-        own: index in `columns`, `guide` and `ids` of each of the N rows, or None if row i has index i
+        places: index in `rows` for each of the N rows of the logits, or None if the index for row i is i
+        own: index in `columns`, `guide` and `ids` for each of the N rows, or None if the index for row i is i
         factor: `columns` in the form that is multiplied by weights (UnitRows.factor)
         part: slice of the columns that have a gradient
     """
@@ -222,8 +224,8 @@ def _write_hard_logits(
 
 
 def _ignore_mask(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
-    """Return a bool mask (n, width) for a chunk's rows, True for columns that `ignore` excludes, or None without
-    `ignore`."""
+    """Return a bool mask (n, width) for a chunk's rows, True for columns that `ignore` excludes, or None if the call
+    has no `ignore`."""
     row_side, col_side = sides[block.from_documents], sides[block.to_documents]
     if row_side.ids is not None and col_side.ids is not None:
         back = block.pairs and block.from_documents

@@ -1,5 +1,5 @@
 """InfoNCE for bfloat16 rows, without storing logits. The kernel that multiplies anchors by columns exponentiates each
-tile of logits in registers, and writes only exp(logit) (2 bytes each).
+tile of logits in registers, and writes only exp(logit), which takes 2 bytes per logit.
 
 A softmax weight is w = e / s, where e = exp(logit) and s is the sum of e over the row. The sum s is known only after
 the row's last tile, so the kernel writes e, and the division by s comes later. The gradients are products of w with the
@@ -96,7 +96,7 @@ def info_nce_products(
         lane = tl.arange(0, BLOCK_K)[None, :]
         a = tl.load(tl.multiple_of(rows + k, 16) + anchor[:, None] * width + lane)
         b = tl.load(tl.multiple_of(columns + k, 16) + key[:, None] * width + lane)
-        if INTERPRETED:  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers
+        if INTERPRETED:  # the interpreter's tl.dot multiplies bfloat16 bits as if they were integers
             a, b = a.to(tl.float32), b.to(tl.float32)
         products = tl.dot(a, tl.trans(b), products)
 
@@ -164,7 +164,7 @@ def sweep(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Write each row's loss to `stats`, and the weight at its own column to own_weights (if not None). Return the
     gradients with respect to the scaled anchors (None unless `by_rows`) and to the slice `part` of the scaled columns
-    (None if `part` is None). They lack the terms of the own pairs (a row and its own column)."""
+    (None if `part` is None). These gradients do not include the terms of the own pairs (a row and its own column)."""
     n, (anchors, columns, inverse) = len(problem.anchors), units
     blocks, gradient = pools(problem)[0], own_weights is not None
     mask = (stats if problem.ignored is None else problem.ignored).view(torch.uint8)

@@ -1,5 +1,6 @@
-"""info_nce_loss in Triton, with kernels before and after the matrix products of cuBLAS. The forward pass computes the
-gradient with respect to the scaled rows. The backward pass propagates this gradient through the rows' norms."""
+"""info_nce_loss in Triton, with Triton kernels before and after matrix products that cuBLAS computes. The forward pass
+computes the gradient with respect to the scaled rows. The backward pass propagates this gradient through the rows'
+norms."""
 
 from __future__ import annotations
 
@@ -115,8 +116,8 @@ def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the loss and the tensors for backward: weights @ columns, weights^T @ rows, the weight of each anchor's
-    own positive, the loss, and the derivative with respect to a learned scale."""
+    """Return the loss, and a tuple of five tensors for `backward`: weights @ columns, weights^T @ rows, the weight of
+    each anchor's own positive, the loss again, and the derivative with respect to a learned scale."""
     unsupported = problem.beyond_triton()
     if unsupported:
         raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {unsupported}; use backend='scan'")

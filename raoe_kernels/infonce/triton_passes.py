@@ -1,4 +1,5 @@
-"""Triton kernels of info_nce_loss before and after its matrix products, one program per row. Sums have a fixed order.
+"""Triton kernels that info_nce_loss runs before and after its matrix products, with one program per row. Every sum is
+computed in a fixed order.
 
 The products use scaled rows, so that no dtype overflows. `info_nce_rows` scales each row by a power of two, which is
 exact. The norm of a scaled row is from 1/2 to 1 (times `stretch`). The kernel also stores 1 / norm of the scaled row,
@@ -22,7 +23,8 @@ EPS = tl.constexpr(1e-8)  # problem.EPS
 
 @triton.jit
 def _inverse_norm(square):
-    """Return 1 / norm from the squared norm: 0 for a row that counts as zero, and NaN for a norm that is not finite."""
+    """Return 1 / norm, given the squared norm: 0 for a row that counts as zero, and NaN for a norm that is not
+    finite."""
     norm = root(square)
     is_zero = norm <= tl.full((), EPS, norm.dtype)
     inverse = tl.where(is_zero, 0.0, 1 / tl.where(is_zero, 1.0, norm))
@@ -60,7 +62,7 @@ def log_one_plus(z):
 
 @triton.jit
 def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
-    """Return pointers to BLOCK elements of a row from `start` on. The stride `step` is used only if UNIT is 1."""
+    """Return pointers to BLOCK elements of a row, starting at `start`. The stride `step` is used only if UNIT is 1."""
     if UNIT == 16:
         return at(row, start, UNIT) + tl.arange(0, BLOCK)
     return row + (start + tl.arange(0, BLOCK)) * step
@@ -120,10 +122,10 @@ def _negatives(
     logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column, back, hard,
     positive_count, raised, BLOCK: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """For BLOCK columns from `start` on, return index, 1 / norm, changed logit and original logit. The changed logit is
-    -inf for own and ignored columns, and is multiplied by `raised` where the hardness mode applies. `hard` is 0 without
-    a hardness mode, else 1 + the mode's index in problem.HARDNESS. The columns of one query are positive_count apart
-    (see problem.of_one_query)."""
+    """For BLOCK columns, starting at `start`, return the index, 1 / norm, the changed logit and the original logit. The
+    changed logit is -inf for own and ignored columns, and is multiplied by `raised` where the hardness mode applies.
+    `hard` is 0 without a hardness mode, else 1 + the mode's index in problem.HARDNESS. The columns of one query are
+    positive_count apart (see problem.of_one_query)."""
     column = start + tl.arange(0, BLOCK)
     padded_range = column < length
     inv_norm = tl.load(tl.multiple_of(inverse + column, 16), padded_range, 0.0)
@@ -157,13 +159,14 @@ def info_nce_weights(
     Before computing exp, the kernel subtracts the row's largest logit if SHIFTED, otherwise `limit`.
 
     With `back`, the kernel computes the second direction, whose rows are the anchors' targets and whose columns are the
-    anchors. This pass stores each row's log(sum of exp) in `stats` from index 2 x row_count on, and each row's own
-    weight from index 3 x row_count on. The SYMMETRIC pass that follows adds the weights of both directions. For
+    anchors. This pass stores each row's log(sum of exp) in `stats`, starting at index 2 x row_count, and each row's own
+    weight, starting at index 3 x row_count. The SYMMETRIC pass that follows adds the weights of both directions. For
     `by_column` (by_column_count,), see triton_kernels._by_column.
 
-    With LEARNED, `scale` is multiplied by the number at the address `learned`. With GRADIENT, too, the derivative with
-    respect to this number, times the number, is stored at the end of `stats`. `strength` is hardness_strength, divided
-    by the scale unless LEARNED. Row 0 of the mask belongs to the anchor with index `mask_first`.
+    With LEARNED, `scale` is multiplied by the number at the address `learned`. With both LEARNED and GRADIENT, the
+    derivative with respect to this number, times the number, is stored at the end of `stats`. `strength` is
+    hardness_strength, divided by the scale unless LEARNED. Row 0 of the mask belongs to the anchor with index
+    `mask_first`.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -257,7 +260,7 @@ def info_nce_gradients(
     term of the own pair to g. In this pair, the partner of an anchor is its target. Without targets, the partner of a
     column is its anchor. Then backpropagate through u = row / norm, which gives (g - <g, u> u) / norm, and undo the
     scaling of the rows by powers of two. The first anchor_grads programs process anchors, and all others process
-    columns from first_column on."""
+    columns, starting at first_column."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
     width, length = width * IN_UNIT, units * UNIT

@@ -78,7 +78,7 @@ def through_norms(
     factor: float,
 ) -> Gradients:
     """Backpropagate through the rows' norms, and return the gradients of anchors, positives and negatives in `dtype`,
-    times `factor` and `upstream`. `saved` holds the first four tensors that triton_kernels.forward saves."""
+    multiplied by `factor` and `upstream`. `saved` holds the first four tensors that triton_kernels.forward saves."""
     by_rows, by_columns, own_weights, loss = saved
     first, second, third = (
         x.new_empty(x.shape, dtype=dtype) if need and x is not None else None

@@ -43,7 +43,7 @@ def list_mle_loss(
     Returns:
         Scalar loss, float64 for float64 scores, else float32. The gradient has student's dtype. If student or teacher
         is NaN for any item, the loss and the gradients of all items are NaN. The loss has an absolute error of about
-        the dtype's eps for each item, so a much smaller loss is 0.
+        the dtype's eps for each item, so a loss that is much smaller than this error is rounded to 0.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -81,15 +81,16 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
     lower triangle of the result mirrors its upper triangle. The result is not differentiable.
 
     Args:
-        phi: (..., n, n) similarities of sentences, float16, bfloat16, float32 or float64, which must not require grad.
-        omega: weight of the true ranks, a finite number >= 0 (0.5 and 0.7 in the paper). With 0, phi is only mirrored.
-        mask: (..., n) bool for chains of different lengths, True where there is a sentence; None if every position has
-            one. Positions without a sentence have no influence, and their rows and columns of the result are 0.
+        phi: (..., n, n) similarities between sentences, float16, bfloat16, float32 or float64. Must not require grad.
+        omega: weight of the true ranks, a finite number >= 0 (0.5 and 0.7 in the paper). If 0, phi is only mirrored.
+        mask: (..., n) bool for chains of different lengths, True where there is a sentence; None if there is a sentence
+            at every position. Positions without a sentence have no influence, and the result is 0 in their rows and
+            columns.
         backend: "auto", "reference" or "scan" (plain torch).
 
     Returns:
-        (..., n, n) refined similarities, float64 for float64 phi, otherwise float32. A NaN in the list of row j makes
-        all results of this list NaN.
+        (..., n, n) refined similarities, float64 for float64 phi, otherwise float32. A NaN in row j's list makes all
+        refined similarities in this list NaN.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

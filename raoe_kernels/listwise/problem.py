@@ -1,4 +1,4 @@
-"""Inputs of all backends of the listwise ops (see _contract.py), the ops' registration, and the mean over lists."""
+"""Inputs to the backends of the listwise ops (see _contract.py), the ops' registration, and the mean over lists."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ refine = register(OP, Refinement, gradients=0, result=like_field, name="refine_s
 
 
 def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:
-    """Convert the sum of the lists' losses and its gradient (R, n) to the mean loss and its gradient. If a score of any
-    item is NaN, the loss and the gradients of all items are NaN."""
+    """Convert the sum of the lists' losses and its gradient (R, n) to the mean loss and its gradient. If any item's
+    score is NaN, the loss and the gradients of all items are NaN."""
     teacher, mask = problem.teacher, problem.mask
     loss = loss / len(teacher)
     if teacher.is_floating_point():

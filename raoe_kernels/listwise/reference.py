@@ -11,7 +11,7 @@ from .problem import Problem, Refinement, mean_of_lists
 
 
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the loss of Eq. 8-9: the mean over lists of the sum over items of -log P(item is first among the remaining
+    """Return the loss in Eq. 8-9: the mean over lists of the sum over items of -log P(item is first among the remaining
     items)."""
     student, teacher, mask, order, scale = problem
     scores = scale * student.to(wide(student.dtype))

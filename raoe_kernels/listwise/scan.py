@@ -22,7 +22,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         L = sum_k (S_k - s_k)                           S_k = logsumexp_{m >= k} s_m
         dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1      Q_m = logsumexp_{k <= m} -S_k
 
-    On a CPU, plain sums of exponentials are used if they stay in float32's range. This saves a logarithm per term.
+    On a CPU, plain sums of exponentials are used if they stay within float32's range. This saves a logarithm per term.
     """
     student, teacher, mask, order, scale = problem
     if mask is not None:
@@ -30,8 +30,8 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     items = _descending(teacher, order)
     raw = student.to(wide(student.dtype)).gather(1, items)
     item_mask = None if mask is None else mask.gather(1, items)
-    # Subtracting the row's largest score keeps the digits of the differences. Masked items keep their positions, with
-    # weight exp(-inf) = 0.
+    # Subtracting the row's largest score preserves the precision of the differences. Masked items keep their positions,
+    # with weight exp(-inf) = 0.
     masked_raw = raw if item_mask is None else raw.masked_fill(~item_mask, -torch.inf)
     largest = masked_raw.amax(1, keepdim=True)
     s = scale * (masked_raw - largest.masked_fill(largest == -torch.inf, 0))

@@ -1,9 +1,9 @@
 """Public pairwise losses: documentation and argument checks.
 
 All losses except CoSENT are from "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence
-Embeddings from NLI Data" (RAOE). In the formulas below, i and j are two *sentence pairs* of a batch of B pairs. A
+Embeddings from NLI Data" (RAOE). In the formulas below, i and j are two *sentence pairs* in a batch of B pairs. A
 similarity of shape (K, B) contains K similarities per pair, for example one for each prefix width of the embeddings,
-and yields K losses. The native backend on a CPU sorts the scores once for all K losses.
+and yields K losses. On a CPU, the native backend sorts the scores once for all K losses.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ def rank_margin_loss(
     c_i is the similarity of sentence pair i, and r_i is the rank of its score in the batch. Higher scores rank higher.
 
     Args:
-        similarity: (B,) float16, bfloat16, float32 or float64, any finite values. Usually the cosine of each sentence
-            pair, which `pairwise_cosine` computes from (B, D) embeddings. Pass (K, B) for K losses at once.
+        similarity: (B,) float16, bfloat16, float32 or float64, any finite values. Usually the cosine similarity of the
+            two sentences in each pair, which `pairwise_cosine` computes from (B, D) embeddings. To compute K losses at
+            once, pass shape (K, B).
         scores: (B,) target scores, higher for more similar pairs, in any float or integer dtype except uint64. They are
             compared exactly, without rounding. +-inf is allowed. Scores must not require grad.
         margin: number >= 0 (I in the paper). Two pairs are compared only if their ranks differ by more than the margin.
         scale: number > 0 that multiplies the similarities: tau in the papers, the inverse of a temperature. A value
             below 1 causes a warning, because it looks like a temperature.
-        ties: method for the ranks of equal scores, as in scipy.stats.rankdata: "average", "min", "max", "dense" or
+        ties: method for ranking equal scores, as in scipy.stats.rankdata: "average", "min", "max", "dense" or
             "ordinal". Only "ordinal" can compare pairs with equal scores, because it ranks them in batch order.
         backend: "auto", "reference", "scan", "triton" or "native".
 
@@ -64,7 +65,7 @@ def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, back
     c_i is the similarity and s_i the score of sentence pair i. Any two pairs with different scores are compared,
     because unlike `rank_margin_loss`, this loss has no margin.
 
-    Arguments, results and errors are those of `rank_margin_loss`.
+    The arguments, the results and the errors are the same as for `rank_margin_loss`.
     """
     fields = constants(True, False, scale)
     _check_similarity(similarity)
@@ -86,18 +87,18 @@ def gated_angular_loss(
     theta_i = arccos(clip(c_i, -1 + 1e-6, 1 - 1e-6)) is the angle of pair i. The gradient of a clipped c_i is 0.
 
     Args:
-        similarity: (B,) or (K, B) floats, the cosine of each sentence pair.
+        similarity: (B,) or (K, B) floats, the cosine similarity of the two sentences in each pair.
         scores: (B,) real numbers as in `rank_margin_loss`.
         labels: (B,) integers in any dtype except uint64. A larger label means that the two sentences are less related,
             as in Hugging Face's NLI order: 0 entailment, 1 neutral, 2 contradiction. Labels may have any values. There
-            is no ignore value: -100 is an ordinary label, smaller than 0. (raoe_train's losses refuse negative labels.)
+            is no ignore value: -100 is an ordinary label, smaller than 0. (raoe_train's losses reject negative labels.)
         scale: number > 0 that multiplies the angles. A value below 1 causes a warning.
         gate: condition under which i, j are gated (in the sum), with labels l and scores s: "label+score" (l_i > l_j
-            and s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). If the condition uses no scores
-            or no labels, that argument is ignored and may be None.
+            and s_i < s_j, as in the paper), "score" (s_i < s_j) or "label" (l_i > l_j). An argument (scores or labels)
+            that the condition does not use is ignored, and may be None.
         backend: as for `rank_margin_loss`.
 
-    Results and errors are those of `rank_margin_loss`.
+    The results and the errors are the same as for `rank_margin_loss`.
     """
     fields = constants(False, True, scale)
     _check_similarity(similarity)
@@ -122,8 +123,8 @@ def raoe_loss(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`.
 
-    Arguments and errors are those of `rank_margin_loss` and `gated_angular_loss`. Unless gate="label", the rank part
-    and the angle part share one sort.
+    The arguments and the errors are the same as for `rank_margin_loss` and `gated_angular_loss`. Unless gate="label",
+    the rank part and the angle part share one sort.
 
     Returns:
         The weighted sum. With return_parts=True: (rank part, angle part), each weighted and differentiable.
@@ -174,7 +175,7 @@ def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
 def _angle_keys(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the angular objective's sort keys, and the labels that restrict its pairs (None if no labels do)."""
+    """Return the angular objective's sort keys, and the labels that restrict its pairs (None without a restriction)."""
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None

@@ -1,4 +1,4 @@
-"""Pairwise losses with the compiled kernels of csrc/pairwise: C++ on the CPU, CUDA on the GPU."""
+"""Pairwise losses computed by the compiled kernels in csrc/pairwise: C++ on the CPU, CUDA on the GPU."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ _by_row = by_row(_forward)
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """Multiply the gradients by the upstream gradient, as problem.scaled does, but in C++ if they are on a CPU.
 
-    On a CPU, torch's multiplication has more overhead. From 2^15 pairs on, torch also wakes OpenMP threads, which then
-    occupy cores that the next forward pass needs.
+    On a CPU, torch's multiplication has more overhead than the C++ function. With 2^15 or more pairs, torch also wakes
+    OpenMP threads, which then occupy cores that the next forward pass needs.
     """
     (grads,) = saved
     if grads is None or grads.dtype != dtype or grads.device.type != "cpu":

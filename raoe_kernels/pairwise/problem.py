@@ -1,5 +1,5 @@
-"""Input of all backends of the pairwise losses (see _contract.py), the op's registration, and `by_row`, which processes
-a (K, B) similarity row by row for backends that accept only (B,)."""
+"""Input to the backends of the pairwise losses (see _contract.py), the op's registration, and `by_row`, which processes
+a (K, B) similarity row by row for backends that accept only shape (B,)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .._dtypes import wide
 from .._native import missing as native_missing
 
 TIES = ("average", "min", "max", "dense", "ordinal")
-# Maximum number of pairs in a launch of the Triton kernel. For 4,096 pairs, sixteen warps would not have enough
+# Maximum number of pairs in one launch of the Triton kernel. For 4,096 pairs, sixteen warps would not have enough
 # registers, and the kernel would take half a minute to compile.
 ONE_BLOCK = 2048
-ONE_BLOCK_DOUBLE = 1024  # maximum for float64 similarity and for 64-bit sort keys (2,048 pairs spill registers)
+ONE_BLOCK_DOUBLE = 1024  # maximum for float64 similarity or 64-bit sort keys (2,048 pairs would spill registers)
 
 
 class Problem(NamedTuple):
@@ -69,12 +69,12 @@ class Problem(NamedTuple):
 
 
 def constants(*values: Any, **options: Any) -> tuple[Any, ...]:
-    """Check the options of a call (the arguments of `_check`), and return a Problem's fields from `rank` on."""
+    """Check a call's options (the arguments of `_check`), and return a Problem's fields, starting with `rank`."""
     if torch.compiler.is_compiling():
         return _check(*values, **options)
     try:
         fields = _check_cached(*values, **options)
-    except TypeError:  # an argument that is not hashable is invalid, and _check raises the right error
+    except TypeError:  # an argument that is not hashable is invalid, and _check raises the appropriate error
         fields = _check(*values, **options)
     if (scale := fields[2]) < 1:
         _validate.warn_of_temperature(scale)
@@ -103,7 +103,8 @@ def _check(
     )
 
 
-# A training run passes the same options in every step, so cache their check (typed: True must not match 1).
+# A training run passes the same options at every step, so the result of the check is cached (typed: True must not
+# match 1).
 _check_cached = lru_cache(maxsize=64, typed=True)(_check)
 
 
@@ -118,7 +119,7 @@ def _gradients(problem: Problem) -> Tensor:
 
 
 def scaled(problem: Problem, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
-    """Return the gradient of similarity: each part's gradient times its upstream gradient, summed over the parts."""
+    """Return the gradient with respect to similarity: the sum of each part's gradient times its upstream gradient."""
     grads: Any = saved[0]
     upstream = upstream[..., None] if upstream.ndim else upstream
     grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1]) if problem.parts else grads * upstream
@@ -137,7 +138,7 @@ Forward = Callable[..., tuple[Tensor, Gradients]]
 
 
 def by_row(forward: Forward) -> Forward:
-    """Extend a backend's `forward` from similarities (B,) to (K, B): it is called once for each of the K rows."""
+    """Extend a backend's `forward` from similarities of shape (B,) to (K, B), by calling it once for each row."""
 
     @wraps(forward)
     def run_rows(problem: Problem, needs: Needs, **options: Any) -> tuple[Tensor, Gradients]:

@@ -51,7 +51,7 @@ def gated_pairs(scores: Tensor, labels: Tensor | None) -> Tensor:
 
 
 def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L = log(1 + sum over active pairs of exp(exponents)) and dL/d exponents. If no pair is active, L is 0."""
+    """Return L = log(1 + sum over active pairs of exp(exponents)) and dL/d(exponents). If no pair is active, L is 0."""
     if not active.any():
         return exponents.new_zeros(()), torch.zeros_like(exponents)
     log_z = exponents.masked_fill(~active, -torch.inf).flatten().logsumexp(0)

@@ -23,7 +23,8 @@ from .problem import Problem, by_row
 from .reference import CLIP
 
 MASKED_CLASSES = 16  # up to this many distinct labels, the cheapest method is one masked cumulative sum per label
-# With more labels: numbers of levels, and of levels x pairs, that are processed together, to limit the memory.
+# With more labels, at most this many levels, and at most this many levels x pairs, are processed together, to limit the
+# memory.
 LEVELS_AT_ONCE, ELEMENTS_AT_ONCE = 4, 2**20
 
 
@@ -70,7 +71,7 @@ def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
-    """Return the doubled rank (2 x rank) of each score in sorted order. It never decreases, under any tie rule."""
+    """Return the doubled ranks (2 x rank) of the scores in sorted order. They never decrease, under any tie rule."""
     if ties == "average":
         return first + last
     if ties == "min":
@@ -158,19 +159,19 @@ def _label_sums(
 def _sums_by_halves(x: Tensor, y: Tensor, first: Tensor, end: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """Return P and Q of _label_sums for any number of labels. `order` is the stable argsort of the labels.
 
-    Let the place of a pair be its position in `order`. Since `order` is stable, the pair (i, j) is in the sum exactly
-    if i is before j's run and has a larger place. Places are divided into blocks and halves as in a merge sort. Let b
-    be the highest bit in which the places of i and j differ. Both places are then in the same block of 2^(b+1) places,
-    i in its right half and j in its left half. So at every bit, j reads a sum over the first positions of the right
-    half, and i reads a sum over the last positions of the left half. Halves have equal sizes, so running sums over all
-    halves of a level are one cumulative sum of a matrix.
+    Let the place of a pair be its position in `order`. Since `order` is stable, the pair (i, j) is in the sum if and
+    only if i is before j's run and has a larger place. Places are divided into blocks and halves as in a merge sort.
+    Let b be the highest bit in which the places of i and j differ. Both places are then in the same block of 2^(b+1)
+    places, i in its right half and j in its left half. So at every bit, j reads a sum over the first positions of the
+    right half, and i reads a sum over the last positions of the left half. Halves have equal sizes, so one cumulative
+    sum over a matrix computes the running sums over all halves of a level.
     """
     size = len(x)
     levels = (size - 1).bit_length()
     width = 1 << levels
     position = torch.arange(width, device=x.device)
     place = torch.cat([torch.empty_like(order).scatter_(0, order, position[:size]), position[size:]])
-    empty = torch.finfo(x.dtype).min / 2  # not -inf: in forward mode, torch's logsumexp of -inf alone has a NaN tangent
+    empty = torch.finfo(x.dtype).min / 2  # not -inf: in forward AD, torch's logsumexp of -inf alone has a NaN tangent
     x, y = (functional.pad(each, (0, width - size), value=empty) for each in (x, y))
     # Left halves are sorted backwards, so that sums over their last positions become prefix sums, too.
     forwards, backwards = functional.pad(first, (0, width - size)), width - functional.pad(end, (0, width - size))

@@ -1,4 +1,4 @@
-"""Triton functions on the pairs of one block, in registers: sort keys, searches for ranks, and sums over labels."""
+"""Triton functions that process one block of pairs in registers: sort keys, searches for ranks, sums over labels."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def between(up, down, end, start, linear, BLOCK: tl.constexpr):
 
 # ---- Labels, bit by bit ----
 #
-# l_i > l_j exactly if l_i has a 1 at the highest bit where l_i and l_j differ. So for every bit, the pairs are grouped
-# by the higher bits. Within a group, in the order of the scores, pairs whose bit is 0 read sums over pairs whose bit is
-# 1, and vice versa. A scan carries three numbers: the group's sum; this sum without the last run (`seen`), because
-# equal scores are not compared; and flags. In the flags, bit 0 marks the beginning of a run, and bit 1 marks the
-# beginning of a group. Bits 2 to 15 count the group's elements whose label bit is 1, and the bits from 16 on count
-# those whose bit is 0.
+# l_i > l_j if and only if l_i has a 1 at the highest bit where l_i and l_j differ. So for every bit, the pairs are
+# grouped by the higher bits. Within a group, in the order of the scores, pairs whose bit is 0 read sums over pairs
+# whose bit is 1, and vice versa. A scan carries three numbers: the group's sum; this sum without the last run (`seen`),
+# because equal scores are not compared; and flags. In the flags, bit 0 marks the beginning of a run, and bit 1 marks
+# the beginning of a group. Bits 2 to 15 count the group's elements whose label bit is 1, and bits 16 and up count those
+# whose bit is 0.
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def _log_appended(sums, seen, b, empty, BLOCK: tl.constexpr):
 
 @triton.jit
 def _partition(zero, flags, marks, BLOCK: tl.constexpr):
-    """For each place of a new order, return the current position of the element that moves there. In each group,
+    """For each place in a new order, return the current position of the element that moves there. In each group,
     elements whose bit is 0 (where `zero` is 1) come first."""
     q = tl.arange(0, BLOCK)
     zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # counts in the group, up to this element
@@ -152,7 +152,7 @@ def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
 
     The first position of a run, `first` (below 2^15), identifies the run. The function returns four arrays in the same
     new order: both sums, first << 16 | position, and `up`. The `position` is an element's index in the arguments.
-    Elements that are not in_batch come last.
+    Elements whose `in_batch` is false come last.
     """
     q = tl.arange(0, BLOCK)
     empty = empty_sum(up.dtype, linear)

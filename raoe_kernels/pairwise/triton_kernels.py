@@ -1,4 +1,4 @@
-"""Pairwise losses in Triton with a single launch, for batches that fit into one program.
+"""Pairwise losses in Triton with a single kernel launch, for batches that fit into one program.
 
 The kernel sorts (score, index) as 64-bit integers. All later steps stay on chip: gathers in shared memory look up the
 partners, and one pass computes loss and gradient. Options (tie rule, labels, objectives, gradient) are run-time
@@ -143,7 +143,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     if n > ONE_BLOCK_DOUBLE and scores.dtype != torch.float32:
         scores = _dense_ranks(scores)  # the kernel has no room to sort so many 64-bit scores
     if similarity.dtype != dtype and scores.dtype != torch.float32:
-        similarity = similarity.to(dtype)  # half precision with 64-bit scores is rare: compile no kernel for it
+        similarity = similarity.to(dtype)  # half precision with 64-bit scores is rare, so it has no kernel
     losses = torch.empty(problem.leading, dtype=dtype, device=similarity.device)
     grads = torch.empty((*problem.leading, n), dtype=dtype, device=similarity.device) if needs[0] else None
     # Pass unused arguments with the dtype that they have in other calls, so that the kernel is not compiled again.

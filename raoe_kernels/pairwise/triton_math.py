@@ -1,10 +1,10 @@
-"""Functions of the pairwise Triton kernels: sums of exponentials, the angle, and the positions of ranks in the sorted
+"""Functions for the pairwise Triton kernels: sums of exponentials, the angle, and the positions of ranks in the sorted
 order.
 
 The flag `linear` is true if max x - min x + 2 ln n is below the dtype's exponent range, where x are the n exponents. If
 `linear` is true, sums of exponentials are stored as plain numbers, otherwise as logarithms. `linear` applies to a whole
-launch, and is tested at run time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans have
-had bugs (triton#4362).
+kernel launch, and is tested at run time. Suffix sums are prefix sums of a reversed copy, because Triton's reverse scans
+have had bugs (triton#4362).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _add_two(a, b, c, d):
 @triton.jit
 def _log_running(x):
     """Return inclusive prefix sums of numbers stored as logarithms, computed by doubling. A scan would be faster, but
-    takes a minute to compile."""
+    would take a minute to compile."""
     q = tl.arange(0, x.shape[0])
     reach = 1
     while reach < x.shape[0]:

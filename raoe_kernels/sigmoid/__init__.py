@@ -1,4 +1,4 @@
-"""Sigmoid loss over all pairs of a batch, without storing the whole matrix of logits."""
+"""Sigmoid loss over all pairs in a batch, without storing the whole matrix of logits."""
 
 from .api import sigmoid_loss
 from .problem import OP

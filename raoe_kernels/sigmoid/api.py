@@ -35,14 +35,14 @@ def sigmoid_loss(
     Args:
         anchors, positives, negatives: (N, D), (P, D), (M, D) or None, as in info_nce_loss.
         scale: number > 0 that multiplies the similarities (the inverse of a temperature), or a scalar float tensor,
-            which gets a gradient. The value of a tensor is checked only on a CPU.
+            which gets a gradient. A tensor's value is checked only on a CPU.
         bias: number that is added to the scaled similarities, or a scalar float tensor, which gets a gradient.
         targets: (N,) integers: for each anchor, the index of the column that is its positive, or -1 if it has none.
             Anchors may share a target. The default is 0 … N-1, which requires P >= N. A target out of range raises
-            ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because a check would wait for
-            the device.
+            ValueError on a CPU. On a GPU and under torch.compile, it makes the loss NaN, because checking the
+            targets would make the host wait for the device.
         ignore: columns to leave out of an anchor's negatives, as in info_nce_loss: (N, P + M) bool, or a pair of id
-            tensors. The positives of an anchor are never left out.
+            tensors. An anchor's positives are never left out.
         positive_ids: pair of integer tensors (anchor_ids (N,), column_ids (P + M,)). Every column whose id equals
             an anchor's id is also a positive of this anchor.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton".

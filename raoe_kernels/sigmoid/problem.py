@@ -1,4 +1,4 @@
-"""Input of all backends of sigmoid_loss (see _contract.py), the op's registration, and functions on columns that all
+"""Input to the backends of sigmoid_loss (see _contract.py), the op's registration, and functions for columns that all
 backends share."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Problem(NamedTuple):
     Attributes:
         anchors (N, D), positives (P, D), negatives (M, D) or None: rows of any norm, of the same dtype
         scale, bias: scalar tensors, float64 for float64 rows, otherwise float32
-        targets: (N,) int64, column of each anchor's positive, or -1 if it has none; None: column i for anchor i
+        targets: (N,) int64, column of each anchor's positive, or -1 if it has none; None means column i for anchor i
         ignored: (N, C) bool or None, True for columns to leave out of an anchor's negatives
-        anchor_ids (N,), column_ids (C,): int32 or int64, or None; an anchor's negatives leave out columns with its id
+        anchor_ids (N,), column_ids (C,): int32 or int64, or None; columns with an anchor's id are not its negatives
         anchor_groups (N,), column_groups (C,): int32 or int64, or None; columns with an anchor's group number are its
             positives. The group numbers are the call's `positive_ids`.
     """
@@ -79,8 +79,8 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:
-    """Return a bool mask (n, C) for a slice of the anchors, True for columns of an anchor's group, or None without
-    groups."""
+    """Return a bool mask (n, C) for a slice of the anchors, True for the columns in each anchor's group, or None if
+    there are no groups."""
     if problem.anchor_groups is None or problem.column_groups is None:
         return None
     return problem.anchor_groups[rows, None] == problem.column_groups

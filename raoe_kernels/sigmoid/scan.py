@@ -1,7 +1,7 @@
 """sigmoid_loss in plain torch, a chunk of rows at a time, with a bounded buffer instead of the matrix of logits.
 
 The loss is a sum over the pairs, so the forward pass computes a chunk's gradient as soon as the chunk's logits are
-known. A chunk needs three BLAS products: logits, gradient of the rows and gradient of the columns.
+known. A chunk needs three BLAS products: for the logits, the gradient of the rows and the gradient of the columns.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..infonce.chunks import sweep
 from ..infonce.problem import is_ignored, through_normalisation, units_of
 from .problem import Problem, is_grouped, mean_factor, own_columns
 
-# Bytes of the buffer: large enough for matrix products at full speed (512 rows of 32,768 columns in float32).
+# Size of the buffer in bytes: large enough for matrix products at full speed (512 rows of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Bytes of a block of the buffer. All elementwise passes over one block run before the next block, to use the cache.
+# Size of a buffer block in bytes. All elementwise passes over one block run before the next block, to use the cache.
 BLOCK = 1 << 20
 # Above LINEAR, softplus(x) = log(1 + exp(x)) is computed as x, which is equal within float64's precision.
 LINEAR = 80.0
@@ -67,7 +67,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 
 
 def _flip_positives(x: Tensor, column: Tensor, own_logit: Tensor, has_own: Tensor | None, group: Tensor | None) -> None:
-    """In each row of x, negate the columns of the row's group in place. If the row has a positive (has_own), set its
+    """In each row of x, negate the columns in the row's group in place. If the row has a positive (has_own), set its
     own column to -own_logit."""
     if group is not None:
         torch.where(group, -x, x, out=x)

@@ -27,7 +27,7 @@ from ..infonce.triton_units import (
 from .problem import Problem
 from .triton_passes import IDS, MASK, NONE, UNIT, sigmoid_weights
 
-# A program reads its row of logits once. With eight elements per thread, two loads of 16 bytes are in flight.
+# A program reads its row of logits once. With eight elements per thread, two 16-byte loads are in flight.
 WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
@@ -81,7 +81,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         weigh = _pass(problem, units, stats, own_weights)
         by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], part)
     if problem.targets is not None:
-        # Anchors may share a target, so the terms of the own pairs are added here. Without targets, backward adds them.
+        # Anchors may share a target, so the own pairs' terms are added here. Without targets, backward adds them.
         add_to_columns(by_columns, problem.targets - start, units.rows, own_weights)
     loss, *by_numbers = stats.mean(1).unbind()
     return loss, (by_rows, by_columns, own_weights, loss, *by_numbers)

@@ -1,5 +1,5 @@
-"""Triton kernel that sigmoid_loss runs between its matrix products. A program reads one row of logits once, and writes
-its weights. The rows in the products are scaled, as in infonce.triton_passes. Every sum has a fixed order."""
+"""Triton kernel that sigmoid_loss runs between its matrix products. A program reads a row of logits once, and writes
+its weights. The products read scaled rows, as in infonce.triton_passes. Every sum is computed in a fixed order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sigmoid_weights(
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Write the losses of a chunk of rows, starting with row `first`, to `stats`. With GRADIENT, also write the
-    derivatives with respect to scale and bias to `stats` (from indices row_count and 2 x row_count on).
+    derivatives with respect to scale and bias to `stats` (starting at the indices row_count and 2 x row_count).
 
     A cosine is the product of two scaled rows, multiplied by `shrink` and by the `inverse` of each row. With GRADIENT,
     the kernel stores in `weights` the derivative of the loss with respect to each product of two scaled rows. The

@@ -43,7 +43,7 @@ class RowProblem(Exception):
 
 
 Row = dict[str, Any] | RowProblem
-"""{column: value}, or why the row cannot be read."""
+"""{column: value}, or a RowProblem that says why the row cannot be read."""
 Rows = Iterator[tuple[str, Row]]
 """(place, such as "a.tsv, line 2", row)."""
 
@@ -54,7 +54,7 @@ class Columns:
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         if not isinstance(mapping or {}, Mapping):
             raise ValueError(f"columns must be a mapping {{raoe's column name: your column name}}, got {mapping!r}")
-        nulls = ("", "none", "null")  # None, as written in recipes and on command lines
+        nulls = ("", "none", "null")  # how recipes and command lines write None
         self.mapping: dict[str, str | None] = {}
         for name, column in (mapping or {}).items():
             roles = [name] if name in NAMES else [role for role, names in NAMES.items() if name in names]
@@ -104,14 +104,15 @@ class Columns:
         roles = [next((each for each in NAMES[role] if each in present), "") for role in ("anchor", "positive")]
         if name == "sentence1" and all(roles):
             advice = f"for pairs, set --data.columns sentence1={roles[0]} sentence2={roles[1]}; "
-            advice += "for queries and passages, use row_table, a loss such as InfoNCELoss, or a task retrieval:FILE"
+            advice += "for queries and passages, use the Python function row_table, a loss such as InfoNCELoss in "
+            advice += "training, or a task retrieval:FILE in evaluation"
         raise RowProblem(f"no column for {name} (looked for {expected}); {advice}")
 
 
 def parse_sentence(column: str, value: Any) -> str:
     """Return `value` if it is a non-empty string. Otherwise, raise RowProblem."""
     try:
-        value.encode()  # fails for a lone surrogate, which is possible in JSON, but not in tokenizers and tables
+        value.encode()  # fails for a lone surrogate, which JSON allows, but tokenizers and tables do not
     except (AttributeError, UnicodeEncodeError):
         raise RowProblem(f"{column} is {value!r}, not a string") from None
     if not value.strip():

@@ -46,9 +46,9 @@ def known_kind(path: Path) -> str:
 
 
 def text_lines(path: Path, encoding: str = "utf-8", *, ends: bool = False) -> Iterator[Any]:
-    """Yield (line number from 1, line) for each line of a text file, plain or .gz. A line that cannot be decoded is
-    yielded as None. With `ends`, lines keep their line terminators. Only a line feed ends a line, because texts may
-    contain other line separators, such as U+2028."""
+    """Yield (line number, line) for each line of a text file, plain or .gz. Numbers start at 1. A line that cannot be
+    decoded is yielded as None. With `ends`, lines keep their line terminators. Only a line feed ends a line, because
+    texts may contain other line separators, such as U+2028."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -90,7 +90,7 @@ def _csv_cells(path: Path) -> Cells:
         except csv.Error as error:
             record = RowProblem(str(error))
         finally:
-            csv.field_size_limit(limit)  # a setting of the whole process
+            csv.field_size_limit(limit)  # a process-wide setting
         if record is not None:
             yield start, record
 
@@ -111,7 +111,7 @@ def _table_rows(where: str, records: Cells) -> Rows:
                 raise ValueError(f"{place}: the header has a duplicate column name: {names!s:.200}")
             if sum(name.count("\t") for name in names) >= len(names):
                 advice = "rename the file to .tsv, and check that its first line names the columns "
-                advice += "(STS-B's files lack this line: use the job prepare)"
+                advice += "(STS-B's files lack this line: read them with the job prepare)"
                 raise ValueError(f"{place}: this .csv file has tabs instead of commas: {advice}")
             if len(names) == 1 and ";" in names[0]:
                 hint = ": separate them with commas, not with ;"
@@ -191,7 +191,7 @@ def batch_rows(where: str, batches: Iterable[Mapping[str, Any]], features: Mappi
 
 def read_rows(path: Path, where: str = "") -> Rows:
     """Yield the rows of a data file. `where` is the file's name in error messages (default: its path). Raise ValueError
-    if the whole file is invalid (such as a damaged .gz file or an invalid header)."""
+    if the whole file is invalid (for example, a damaged .gz file or an invalid header)."""
     if (kind := known_kind(path)) == "parquet":
         return _parquet_rows(path, f"{path}, row")
     where = where or f"{path}, line"
@@ -215,7 +215,7 @@ def write_rows(path: Any, columns: list[str], rows: Iterable[dict[str, Any]]) ->
             return
         with open(temporary, "wb") as plain:
             binary: Any = plain
-            if path.suffix.lower() == ".gz":  # no name and time: equal rows give equal bytes
+            if path.suffix.lower() == ".gz":  # no name and no time, so equal rows give equal bytes
                 binary = gzip.GzipFile("", "wb", fileobj=plain, mtime=0)
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 if kind == "jsonl":

@@ -24,7 +24,7 @@ Draw = Callable[[int], np.ndarray]  # number of examples -> indices of the examp
 
 
 def labelled_table(source: str | os.PathLike[str], **options: Any) -> Table:
-    """Read labelled sentences or pairs. The result contains the columns text (the sentence, or the first of a pair),
+    """Read labelled sentences or pairs. The result has the columns text (the sentence, or a pair's first sentence),
     second (only for pairs), label (as in the file) and split ("" by default). `options` are the arguments columns and
     on_error of read_pairs."""
     opened = Source(source, **options)
@@ -54,7 +54,7 @@ def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours (sentences with a cosine above a threshold) of each of n sentences, nearest first."""
+    """The neighbours (sentences with a cosine similarity above a threshold) of each of n sentences, nearest first."""
 
     own: np.ndarray  # [n, k] indices of sentences of the same class
     others: np.ndarray  # [n, k] indices of sentences of other classes
@@ -87,7 +87,7 @@ def triplets(near: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 def pairs(near: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
     """Pair each sentence with its neighbours. Return ([m, 3] pairs sampled with `draw`, number of pairs before
     sampling). A pair consists of two sentence indices, and 1 if the sentences have the same class, else 0. Without
-    `others`, return only pairs of the same class. Two sentences that are neighbours of each other form one pair."""
+    `others`, return only pairs within a class. Two sentences that are neighbours of each other form one pair."""
     sides = []
     for indices, counts, label in ((near.own, near.own_count, 1), (near.others, near.others_count, 0)):
         if label or others:

@@ -45,7 +45,7 @@ def read_pairs(
         source: FILE or FILE#SPLIT (TSV, CSV, JSONL or parquet, all except parquet also as .gz); "builtin#train" (or
             dev, test); a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#SPLIT]`; a pool of such sources, A+B; a
             datasets.Dataset; or a pandas.DataFrame.
-        columns: {raoe's name: your column}, if your columns have other names. {raoe's name: None} ignores a column.
+        columns: {raoe's name: your column}, if your columns have different names. {raoe's name: None} ignores a column.
         labels: {word or int: class}. By default, entailment, neutral and contradiction map to classes 0, 1 and 2, as do
             the labels 0, 1 and 2. Rows whose label maps to None are skipped.
         score_scale: (lowest, highest) possible score. With None or (), any finite score is valid.
@@ -58,7 +58,7 @@ def read_pairs(
 
     Returns:
         A Dataset with sentence1 and sentence2 (in NLI, premise and hypothesis) and, if the source has them, score
-        (float64, on the source's scale), label (int64) and subset (string, the part of a benchmark).
+        (float64, on the source's scale), label (int64) and subset (string, the part of the benchmark).
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -111,10 +111,10 @@ def pair_table(
 
 
 def _refuse_number(column: str, value: Any) -> None:
-    """Raise RowProblem for a numeric label, because it could also be a score."""
+    """Raise RowProblem for a numeric label, because the number could also be a score."""
     if as_word(value).removesuffix(".0").isdigit():
         raise RowProblem(
-            f"{column} is {value}, and there is no column of scores. If the numbers are scores, use --data.columns "
+            f"{column} is {value}, and there is no score column. If the numbers are scores, use --data.columns "
             f"score={column}. If they are classes, map them to raoe's classes (larger = less related), "
             "for example with --data.labels 1=0 0=1"
         )
@@ -158,7 +158,8 @@ def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bo
 def _conditional_label(column: str, value: Any) -> float:
     score = parse_score(column, value)
     if score == -1:
-        raise RowProblem(f"{column} is -1, which marks a hidden label: such rows cannot be used to train or evaluate")
+        problem = f"{column} is -1, which marks a hidden label: such rows cannot be used for training or evaluation"
+        raise RowProblem(problem)
     if not 1 <= score <= 5:
         raise RowProblem(f"{column} must be from 1 to 5, got {score:g}", reason="bad label")
     return score

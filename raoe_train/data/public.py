@@ -26,12 +26,12 @@ PAPERS = {
     "bellm": ("snli", "mnli", *STS, *TRANSFER),
     "ranking": ("snli", "mnli", *STS, *TRANSFER, "ranking-sentences"),
     "margins": ("sst2-phrases", "headlines-split", *TRANSFER),
-}  # without C-STS, which is available on request only
+}  # without C-STS, which is available only on request
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return {data set: its entry in public.yaml}. `names` contains names of data sets and papers. A paper stands for
-    all data sets that it uses."""
+    """Return {data set: its entry in public.yaml}. `names` contains names of data sets and papers. A paper selects all
+    data sets that it uses."""
     catalog = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     entries: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -84,7 +84,7 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
     for split, subsets in layout.get("subsets", {}).items():
         files[split] = [f"STS.input.{subset}.txt" for subset in subsets]
     if missing := [n for names in files.values() for n in names if not (base / n).is_file()]:
-        raise FileNotFoundError(f"these files of SentEval are missing in {base}: {', '.join(missing)}")
+        raise FileNotFoundError(f"these SentEval files are missing in {base}: {', '.join(missing)}")
     splits = Splits()
     for split, names in files.items():
         labels = layout.get("labels", [None] * len(names))
@@ -95,7 +95,7 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
 
 
 def _rows(path: Path, layout: dict[str, Any], label: str | None) -> Rows:
-    """Read a file of SentEval. The scores of STS pairs are read from a separate file."""
+    """Read a SentEval file. The scores of STS pairs are read from a separate file."""
     lines, scores = [*text_lines(path, layout.get("encoding", "utf-8"))], list[Any]()
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     if "subsets" in layout:

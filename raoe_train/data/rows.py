@@ -26,10 +26,10 @@ from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source, Table, row_values, to_table
 
 logger = logging.getLogger(__name__)
-CLASSES = ("entailment", "contradiction", "neutral")  # of positive, negative and neutral hypotheses
+CLASSES = ("entailment", "contradiction", "neutral")  # NLI classes of the positive, the negative and the neutral
 ADVICE = """
-  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If your labels are
-  other words, map them with data.labels. Without hard negatives, train on entailed pairs with in-batch negatives."""
+  A premise needs an entailed and a contradicting hypothesis, in rows with exactly the same premise. If your labels have
+  other names, map them with data.labels. To train without hard negatives, use entailed pairs and in-batch negatives."""
 SHORTEST = 3  # minimum number of sentences in a list: the source sentence and at least two to rank
 Row = tuple[str, list[Any], list[str], list[str]]  # anchor, positives, negatives, at most one neutral
 
@@ -48,19 +48,19 @@ def row_table(
     """Read rows with an anchor, a positive and any number of negatives, or build such rows from NLI pairs. For the
     formats, see docs/data.md.
 
-    Each positive of a query becomes a separate row. A negative is left out if it equals the query or any positive of
-    the query. If a row contains more than num_negatives negatives, num_negatives of them are drawn at random with a
-    fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query. With keep_all, which
-    evaluation uses, no text is left out, and a row without a positive gets None as its positive.
+    If a query has several positives, each becomes a separate row. A negative is left out if it equals the query or any
+    of the query's positives. If a row contains more than num_negatives negatives, num_negatives of them are drawn at
+    random with a fixed seed. A passage with relevance 0 becomes a negative in all rows of the same query. With
+    keep_all, which evaluation uses, no text is left out, and a row without a positive gets None as its positive.
 
     NLI pairs are grouped by the exact text of the premise, as in SimCSE (Gao et al., EMNLP 2021, section 4). With
     `pairing` "one", a premise yields only one triplet, with its first entailed and its first contradicting hypothesis
-    in file order. If a premise had two triplets in a batch, the positive of each would be an in-batch negative of the
-    other. With `pairing` "zip", the i-th entailed and the i-th contradicting hypothesis form a triplet. With `pairing`
-    "all", every combination of hypotheses forms a triplet.
+    in file order. If a premise had two triplets in a batch, each triplet's positive would be an in-batch negative for
+    the other triplet. With `pairing` "zip", the i-th entailed and the i-th contradicting hypothesis form a triplet.
+    With `pairing` "all", every combination of hypotheses forms a triplet.
 
     The result contains the columns anchor, positive, negative, negative_2, … and, with `neutral`, the column neutral.
-    Missing negatives are None. For other arguments, see read_pairs. Dropped rows are counted by reason, such as "no
+    Missing negatives are None. For the other arguments, see read_pairs. Dropped rows are counted by reason, such as "no
     positive", "duplicate hypothesis" (a repeated NLI pair) and "surplus" (not used by `pairing`). Texts that are
     dropped from the remaining rows are counted under "texts".
     """
@@ -161,7 +161,7 @@ def in_our_order(data: Any, name: str, *, by_name: bool, classes: bool) -> Any:
 def columns_in_order(data: Any) -> list[str]:
     """Return the names of a dataset's columns, or of those that its transform (set_transform) returns, in order."""
     names = [*data[:1]] if _transform_of(data) and len(data) else getattr(data, "column_names", None) or []
-    return [name for name in names if name != "dataset_name"]  # which sentence-transformers adds
+    return [name for name in names if name != "dataset_name"]  # a column that sentence-transformers adds
 
 
 def _transform_of(data: Any) -> Any:
@@ -224,7 +224,7 @@ def _parse_texts(column: str, value: Any) -> list[str]:
     """Return the texts in a cell, which contains a list or a single text. Return [] for an empty single text."""
     if value is None or value == "":
         return []
-    # a string may be a list of a CSV file, or a single text
+    # a string may be a list from a CSV file, or a single text
     is_list = not isinstance(value, str) or re.fullmatch(r"\[.*\]", value, re.DOTALL)
     if column not in LISTS or not is_list:
         return [parse_sentence(column, value)]

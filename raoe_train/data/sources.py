@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BATCH = 4096  # number of rows to hold as Python objects at a time
-LARGE = 200_000_000  # bytes of a table in memory; larger tables are files
+LARGE = 200_000_000  # maximum size of a table in memory, in bytes; larger tables are stored in files
 BUILTIN = {n: Path(__file__).with_name(f"{n}.jsonl.gz") for n in ("builtin", "builtin-nli")}
 """The built-in corpus, which tests/data/builtin_corpus.py writes: scored pairs, and NLI pairs."""
 Mapped = Mapping[str, str | None]  # {raoe's column: column of a source, or None to ignore it}
 Counts = dict[str, Any]
-"""{"read": rows in the selected splits, "kept": rows, "dropped": {reason: rows}, all as numbers;
-"unread": names of columns that were not read, if any}. read = kept + sum of dropped."""
+"""{"read": number of rows in the selected splits, "kept": number of rows, "dropped": {reason: number of rows},
+"unread": names of columns that were not read, if any}. "read" is "kept" plus the sum of "dropped"."""
 Table = tuple["Dataset", Counts]
 
 
@@ -55,8 +55,8 @@ def is_benchmark_folder(name: str | os.PathLike[str]) -> bool:
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Return whether a source is a file. A name is a file if it exists, or if it contains a data suffix, a `#` or a
-    path separator. Names of the built-in corpus and names with the prefix hub: are not files."""
+    """Return whether a source is a file. A name counts as a file if it exists as a path, or if it contains a data
+    suffix, a `#` or a path separator. Names of the built-in corpus and names with the prefix hub: are not files."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or is_builtin(name):
@@ -195,7 +195,7 @@ def to_table(rows: Iterable[dict[str, Any]], types: Mapping[str, str] | None = N
     if path:
         writer.close()
     table = MemoryMappedTable.from_file(path) if path else InMemoryTable(pyarrow.Table.from_batches(batches, schema))
-    # by default, datasets copies and hashes the table
+    # by default, the package datasets copies and hashes the table
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
@@ -206,7 +206,7 @@ def row_values(table: Any, *names: str) -> Iterator[Any]:
 
 
 class Texts:
-    """Iterable over all sentences in the columns of datasets (texts or lists of texts). It can be read repeatedly."""
+    """Iterable over all sentences in dataset columns (texts or lists of texts). It can be read repeatedly."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
@@ -233,7 +233,7 @@ def columns_in(name: Any, mapping: Mapped) -> dict[str, str | None]:
 
 
 def read_sentences(name: str, columns: Mapped | None = None) -> "Dataset":
-    """Read the sentences of a source in order, into a column `sentence`. Blank lines of a .txt file are kept, so that
+    """Read a source's sentences in order, into a column `sentence`. Blank lines of a .txt file are kept, so that
     row i is line i + 1."""
 
     def rows() -> Iterator[dict[str, str]]:
@@ -270,7 +270,7 @@ def each_sentence(name: str, columns: Mapped | None = None) -> Iterator[tuple[st
 def _of_split(name: str, rows: Rows, column: str, split: str) -> Rows:
     splits = Counter[str]()
     for place, row in rows:
-        if isinstance(row, RowProblem):  # its split is unknown
+        if isinstance(row, RowProblem):  # the row's split is unknown
             yield place, row
             continue
         if column not in row:
@@ -333,7 +333,7 @@ def labels_of(source: str, data: Data) -> dict[str, int | None] | None:
     for part in pool(source):
         maps.append(next((data.labels[name] for name in _names_of(part) if name in data.labels), None))
     if any(each != maps[0] for each in maps):
-        raise ValueError(f"data.labels must be the same for all files of the pool {source}")
+        raise ValueError(f"data.labels must be the same for all files in the pool {source}")
     return maps[0]
 
 

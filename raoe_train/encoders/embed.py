@@ -1,4 +1,4 @@
-"""Compute embeddings with a loaded encoder, or with a frozen encoder and a cache. Find nearest neighbours by cosine."""
+"""Compute embeddings with a loaded encoder, or with a frozen encoder and a cache, and find nearest neighbours."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from raoe_train.parts import read_parts, write_parts
 from raoe_train.settings import CONDITIONAL, PROMPTS, Encoder
 
 SORTED = 4096  # number of sentences that are tokenized and sorted by length together
-CHUNK = 1 << 24  # number of cosines in memory at a time, 64 MiB
+CHUNK = 1 << 24  # number of cosines in memory at a time (64 MiB)
 NONE = -1  # index of a missing neighbour
 Embed = Callable[[Sequence[str]], np.ndarray]
 Neighbours = tuple[np.ndarray, np.ndarray]
@@ -38,7 +38,7 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     if not sentences:
         raise ValueError("sentences is empty: there is nothing to encode")
     places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
-    training, bar = model.training, len(places) > SORTED  # no bar for one step
+    training, bar = model.training, len(places) > SORTED  # no progress bar for a single step
     with encoding_by_length(model, batch_size):
         distinct = model.encode(list(places), batch_size=SORTED, show_progress_bar=bar, **options)
     model.train(training)
@@ -171,7 +171,7 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def nearest(queries: np.ndarray, texts: np.ndarray, k: int, row_of: np.ndarray | None = None) -> Neighbours:
-    """Find the k nearest candidates of each query, or all candidates if there are fewer than k. All rows have norm 1.
+    """Find the k nearest candidates for each query, or all candidates if there are fewer than k. All rows have norm 1.
     Candidate i is `texts[i]`, or `texts[row_of[i]]` if row_of is given. With row_of, candidates with equal texts share
     an embedding, so their cosines are equal."""
     chunks = (cosines if row_of is None else cosines[:, row_of] for _, cosines in _chunks(queries, texts))
@@ -207,7 +207,7 @@ def _best(cosines: Any, k: int) -> Neighbours:
     """Return (columns, cosines) of the k highest cosines in each row. Break ties by column, lowest index first."""
     values, places = cosines.topk(min(k, cosines.shape[1]), dim=1)
     last = values[:, -1:]
-    tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk selects any of equal values
+    tied = ((cosines >= last).sum(dim=1) > places.shape[1]) & ~last[:, 0].isneginf()  # topk picks any of equal values
     places[tied] = cosines[tied].sort(dim=1, descending=True, stable=True).indices[:, : places.shape[1]]
     places = places.sort(dim=1).values
     values, order = cosines.gather(1, places).sort(dim=1, descending=True, stable=True)

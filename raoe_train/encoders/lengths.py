@@ -22,8 +22,8 @@ from raoe_train.encoders.packed import OF_ROWS, Packing, add_texts, packing_of
 from raoe_train.encoders.tokens import RowTokenizer, is_plain
 
 CPU_FORWARD = 128  # fixed cost of a forward pass in tokens, measured on CPUs (docs/by-length.md)
-# Estimates for an H100, from measured training steps: CPU seconds per layer for forward and backward, and operations
-# per second of an encoder, in float32 and on tensor cores (16 bits or TF32)
+# Estimates for an H100, from measured training steps: CPU seconds per layer for the forward and backward passes, and an
+# encoder's operations per second, in float32 and on tensor cores (16-bit or TF32)
 LAYER_SECONDS, GPU_RATES = 3e-3, (3e13, 1.3e14)
 
 
@@ -59,8 +59,8 @@ class Grouping:
         most_texts: replaces `most`: a group has at most most_texts x (length of the longest text) tokens.
         multiple: round padded lengths up to a multiple of this number, so that torch.compile sees few shapes.
         packing: pack the texts into one row without padding, or several rows if `most` requires it; None pads texts.
-        buckets: add texts to packed rows, so that CUDA graphs see few shapes. The feature "count" of a run
-            is its number of texts without the added texts.
+        buckets: add texts to packed rows, so that CUDA graphs see few shapes. A run's feature "count" is
+            its number of texts, not including the added texts.
         forward: fixed cost of a forward pass in tokens; by default, the cost on CPUs.
     """
 
@@ -224,7 +224,7 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
 
 
 def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
-    """Divide texts into packed rows of up to `most` tokens or one longer text. Return each row's range [begin, end)."""
+    """Divide texts into packed rows of up to `most` tokens, or of one longer text. Return each row's [begin, end)."""
     if most is None:
         return [(0, len(lengths))]
     ends, cuts, start = lengths.cumsum(), [], 0
@@ -237,7 +237,7 @@ def fill(lengths: np.ndarray, most: int | None = None) -> list[tuple[int, int]]:
 
 
 class _Texts(NamedTuple):
-    """The tokens of all texts of all columns, one text after another."""
+    """The tokens of all texts in all columns, one text after another."""
 
     tokens: np.ndarray  # (tokens, names): the values of each feature
     real: np.ndarray  # (tokens,): the attention mask
@@ -291,7 +291,7 @@ def _distinct(texts: _Texts) -> tuple[np.ndarray, np.ndarray]:
     """Find equal texts. Return (index of each distinct text's first copy, index of each text among distinct texts)."""
     data, size = texts.tokens.tobytes(), texts.tokens.shape[1] * texts.tokens.itemsize  # of a token
     starts, ends = texts.starts * size, (texts.starts + texts.lengths) * size
-    numbers: dict[bytes, int] = {}  # faster than a comparison of hashes in numpy
+    numbers: dict[bytes, int] = {}  # faster than comparing hashes in numpy
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     keys = np.array([numbers.setdefault(data[start:end], len(numbers)) for start, end in spans])
     if len(set(texts.heights)) == 1:
@@ -308,7 +308,7 @@ def texts_of(features: Iterable[Mapping[str, Any]]) -> list[list[int]]:
     texts: list[list[int]] = []
     for each in features:
         ids = each["input_ids"].cpu()
-        if "offsets" in each or "cu_seq_lens_q" in each:  # all texts are in one row: of StaticEmbedding, or packed
+        if "offsets" in each or "cu_seq_lens_q" in each:  # all texts are in one row: packed, or for StaticEmbedding
             starts = each["offsets"] if "offsets" in each else each["cu_seq_lens_q"][:-1]
         else:
             real = each["attention_mask"].cpu() != 0 if "attention_mask" in each else torch.ones_like(ids) != 0

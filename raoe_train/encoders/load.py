@@ -56,14 +56,15 @@ def load_encoder(
     """Load an encoder as a SentenceTransformer.
 
     Args:
-        encoder: path or hub name, or a section of a recipe. A saved SentenceTransformer keeps its pooling by default.
-            Without saved pooling, the pooling is cls for ModernBERT (the RAOE paper's Table 5) and models with a SimCSE
-            name, and mean for all others, with a warning unless the encoder is a well-known language model.
+        encoder: path or hub name, or an Encoder (a section of a recipe). A saved SentenceTransformer keeps its pooling
+            by default. If no pooling is saved, ModernBERT (Table 5 of the RAOE paper) and models with a SimCSE-like
+            name use cls pooling. All others use mean pooling, with a warning unless the encoder is a well-known
+            language model.
         sentences: texts to train the tokenizer on, if the model is created from scratch.
         seed: seed for new weights.
-        train: prepare for training: add the adapter `lora`, and convert trainable weights saved in 16 bits to float32
-            (unless `dtype` is set without `lora`). `lora` in `changes` implies train. The encoder's attribute
-            `saved_dtypes` stores the saved dtypes of the converted weights.
+        train: prepare for training: add the adapter `lora`, and convert trainable 16-bit weights to float32 (unless
+            `dtype` is set without `lora`). Passing `lora` in `changes` implies train=True. The encoder's attribute
+            `saved_dtypes` stores the original dtypes of the converted weights.
         changes: fields of raoe_train.settings.Model that override those of `encoder`.
 
     Raise ValueError for an invalid setting, and FileNotFoundError for a missing path.
@@ -159,7 +160,7 @@ def warn_without_end(model: Any) -> None:
 
 
 def warn_without_cosine(model: Any) -> None:
-    """Warn if the similarity function of a SentenceTransformer is not the cosine."""
+    """Warn if the similarity function of a SentenceTransformer is not cosine similarity."""
     if (name := getattr(model, "_similarity_fn_name", None)) not in (None, "cosine"):
         logger.warning("the encoder's similarity function is %s, but raoe trains and evaluates with cosine similarity: "
                        "raoe's results do not apply to %s", name, name)  # fmt: skip
@@ -190,13 +191,14 @@ def check_whole(model: Any, name: str, foreign: bool = False) -> None:
         return
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
-        raise ValueError(f"{name} is incomplete: its tokenizer has only {words} tokens for {rows} embedding rows")
+        problem = f"its tokenizer has {words} tokens, but its embedding table has {rows} rows"
+        raise ValueError(f"{name} is incomplete: {problem}")
     # transformers marks loaded weights; weights that a device_map left on disk are on the meta device
     parameters = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     unset = [key for key, each in parameters if not getattr(each, "_is_hf_initialized", False)]
     if missing := [key for key in unset if "lora_" not in key and "pooler." not in key]:
         names = ", ".join(missing[:3])
-        problem = f"{name} is incomplete: {len(missing)} weights are missing, and would be random: {names}"
+        problem = f"{name} is incomplete: {len(missing)} weights are missing and would be initialized randomly: {names}"
         if not foreign:
             raise ValueError(problem)
         logger.warning("%s", problem)
@@ -277,7 +279,7 @@ def _wrap_decoder(model: Any, spec: Model, train: bool) -> None:
     a trainable adapter, because the wrapper saves an adapter together with the name of its base model."""
     layers, inner = spec.bidirectional_layers, model[0].model
     has_lora = train and bool(spec.lora)
-    folder = Path(spec.name).expanduser()  # save an absolute path: an adapter is saved in another folder
+    folder = Path(spec.name).expanduser()  # saved as an absolute path, because the adapter is in a different folder
     base = {
         "base_model": str(folder.resolve()) if folder.is_dir() else spec.name,
         "base_revision": spec.revision,

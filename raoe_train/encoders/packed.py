@@ -1,9 +1,9 @@
-"""Packed rows: all texts of a batch in one row without padding. Each text attends only to itself.
+"""Packed rows: all texts in a batch, joined into one row without padding. Each text attends only to itself.
 
-The attention of raoe_kernels is registered in transformers' AttentionInterface under the name PACKED, and is called
-with the boundaries of the texts. Padded batches use SDPA, under the name PACKED or PADDED, with masks that are built
-without reading the padding. In contrast, SDPA in transformers reads the padding, and therefore waits for the GPU in
-every forward pass.
+The attention function in raoe_kernels is registered in transformers' AttentionInterface under the name PACKED, and
+receives the text boundaries. Padded batches use SDPA, under the name PACKED or PADDED, with masks that are built
+without waiting for the GPU. In contrast, transformers' own SDPA first checks whether the batch contains padding, and
+therefore waits for the GPU in every forward pass.
 """
 
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from raoe_train.encoders.bidirectional.modeling import PACKED, PADDED, Bidirecti
 OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions start after the padding token's id
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
-ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # keywords of transformers for FlashAttention
-TOKENS, TEXTS, LENGTHS = 512, 64, 64  # of captured rows: multiples of their sizes (add_texts) and longest texts
+ENDS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # transformers' keywords for FlashAttention
+TOKENS, TEXTS, LENGTHS = 512, 64, 64  # captured rows are filled up to multiples of these sizes (see add_texts)
 OF_ROWS = {*ENDS, "position_ids", "seq_idx"}  # features that only packed rows have
 
 
@@ -31,9 +31,9 @@ class Packing(NamedTuple):
 
     Args:
         offset: position id of a text's first token.
-        window: largest number of tokens of a text that fits into the sliding windows, or None without such windows.
-        is_flash: whether the model's own FlashAttention reads the row, instead of the attention PACKED.
-        skips: whether pooling leaves out the tokens of a prompt, so that `_pool_without_prompts` can do this instead.
+        window: maximum number of tokens in a text that fits into the sliding windows, or None without such windows.
+        is_flash: whether the model's own FlashAttention reads the row, instead of the PACKED attention.
+        skips: whether pooling leaves out prompt tokens; if so, `_pool_without_prompts` drops them before pooling.
     """
 
     offset: int = 0
@@ -64,15 +64,15 @@ class Packing(NamedTuple):
             row["pooled_tokens"] = torch.from_numpy(kept.nonzero()[0])
             row["pooled_texts"] = torch.from_numpy(text[kept])
             row["pooled_ends"] = torch.from_numpy(ends - skipped * np.arange(len(ends)))
-        # transformers does not change a mask of four dimensions, but expands other masks to (tokens x tokens)
+        # transformers leaves a four-dimensional mask unchanged, but expands other masks to (tokens x tokens)
         row["attention_mask"] = None if self.is_flash else torch.ones(1, 1, 1, 1, dtype=torch.long, device="cpu")
         return (starts[text] + position)[None], row
 
 
 def add_texts(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fill a packed row with prefixes of its longest text, until its number of texts is a multiple of TEXTS and its
-    number of tokens a multiple of TOKENS. This limits the number of row sizes, each of which needs its own CUDA graph.
-    The arguments are those of Packing.row."""
+    """Fill a packed row with prefixes of its longest text, until the number of texts is a multiple of TEXTS and the
+    number of tokens is a multiple of TOKENS. This limits the number of row sizes, each of which needs its own CUDA
+    graph. The arguments are the same as for Packing.row."""
     longest, more = lengths.argmax(), -len(lengths) % TEXTS
     while (tokens := more + -(lengths.sum() + more) % TOKENS) > more * lengths[longest]:
         more += TEXTS
@@ -90,17 +90,17 @@ def packing_of(model: Any) -> Packing | str:
     outer = model[0].model
     inner = outer.decoder if isinstance(outer, BidirectionalModel) else outer
     if not isinstance(inner, PreTrainedModel) or not type(inner).__module__.startswith("transformers.models."):
-        return f"{type(inner).__name__} is not a model of transformers"
+        return f"{type(inner).__name__} is not a transformers model"
     config = inner.config
     kind, attention = config.model_type, config._attn_implementation
     if kind not in (*ENCODERS, *DECODERS) or (kind in ENCODERS and getattr(config, "is_decoder", False)):
-        return f"the attention of {kind} cannot be packed"
+        return f"packed attention does not support {kind}"
     if attention != PACKED and "flash" not in attention:
         return f"the model's attention is {attention}, not sdpa"
     sizes = windows(config) if kind in DECODERS else [config.sliding_window] if kind == "modernbert" else []
     window = min(filter(None, sizes), default=None) if attention == PACKED else None
     pooling = modules[1]
-    skips = not pooling.include_prompt and "weightedmean" not in pooling.pooling_mode  # its weights count the prompt
+    skips = not pooling.include_prompt and "weightedmean" not in pooling.pooling_mode  # its weights count prompt tokens
     return Packing(config.pad_token_id + 1 if kind in OFFSET else 0, window, attention != PACKED, skips)
 
 
@@ -110,8 +110,9 @@ def is_default(device: torch.device) -> bool:
 
 
 def pack(model: Any, packed: bool = True) -> str | None:
-    """Let a SentenceTransformer with SDPA also read packed rows. Return None, or the reason why the model cannot read
-    them. With packed=False, only padded batches are allowed, and their masks are built without reading the padding."""
+    """Let a SentenceTransformer with SDPA also read packed rows. Return None if the model can read packed rows, else
+    the reason why it cannot. With packed=False, the model reads only padded batches, and their masks are built without
+    waiting for the GPU."""
     inner = getattr(model, "transformers_model", None)
     config: Any = getattr(getattr(inner, "decoder", inner), "config", None)  # a BidirectionalModel has a decoder
     before = getattr(config, "_attn_implementation", None)
@@ -131,7 +132,7 @@ def pack(model: Any, packed: bool = True) -> str | None:
 
 
 def _pool_without_prompts(pooling: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Drop the tokens of the prompts before pooling. Otherwise, Pooling would search for the prompts on the device."""
+    """Drop prompt tokens before pooling. Otherwise, Pooling would search for the prompts on the device."""
     features, *others = arguments
     if "pooled_tokens" in features:
         features = {name: value for name, value in features.items() if name != "prompt_length"}
@@ -174,7 +175,7 @@ def _attention(
     max_length_q: int | Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of packed queries, keys and values, (1, heads, tokens, d), or SDPA of a padded batch."""
+    """Compute attention for packed queries, keys and values, (1, heads, tokens, d), or SDPA for a padded batch."""
     if cu_seq_lens_q is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)

@@ -1,4 +1,4 @@
-"""Test whether the embedding of a text depends on the padding and the other texts of its batch."""
+"""Test whether a text's embedding depends on padding or on the other texts in its batch."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +19,13 @@ SENTENCES = (
     "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
     "children had been waiting since noon for somebody to tell them what would happen next.",
 )
-# {dtype of the weights: largest difference between normalized embeddings, in one dimension, that can be rounding error}
+# {dtype of the weights: largest difference in one dimension of normalized embeddings that can be rounding error}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 
 
 def tolerance(model: Any) -> float:
-    """Return the largest of the tolerances in TOLERANCE for the dtypes of a model's weights."""
+    """Return the largest tolerance in TOLERANCE for the dtypes of a model's weights."""
     return max((TOLERANCE.get(weight.dtype, 0.0) for weight in model.parameters()), default=0.0)
 
 
@@ -50,16 +50,16 @@ def unit_embeddings(model: Any, batches: Iterable[Sequence[str] | Mapping[str, A
 
 
 def reads_padding(model: Any) -> str | None:
-    """Return a message if the embeddings of a SentenceTransformer depend on the padding of a batch, so that by_length
-    would change them. Two texts are encoded together, then the shorter text alone. Return None for a model that encodes
-    no texts, is sharded (all processes would have to encode), or is quantized (evaluation can round 4-bit weights)."""
+    """Return a message if a SentenceTransformer's embeddings depend on padding, because by_length would then change the
+    embeddings. Two texts are encoded together, then the shorter text alone. Return None for a model that encodes no
+    texts, is sharded (all processes would have to encode), or is quantized (evaluation can round 4-bit weights)."""
     weights, kinds = [*model.parameters()], {base.__name__ for each in model.modules() for base in type(each).__mro__}
     is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1") or not kinds.isdisjoint(SHARDED)
     if is_sharded or not all(each.numel() and each.is_floating_point() and not each.is_meta for each in weights):
         return None
     # transformers computes parts of float64 models in float32, and GPUs may compute in TF32
     least = TOLERANCE[torch.float32 if device_of(model).type == "cpu" else torch.float16]
-    for route in getattr(next(iter(model.children()), None), "sub_modules", [None]):  # of a Router
+    for route in getattr(next(iter(model.children()), None), "sub_modules", [None]):  # the routes of a Router
         try:
             features = model.preprocess([SENTENCES[-1], SENTENCES[0]], **({"task": route} if route else {}))
             alone = by_length([features], Grouping(most=1))

@@ -43,8 +43,8 @@ def parse_template(template: str) -> tuple[str, str]:
 def apply_template(model: Any, template: str) -> None:
     """Change a SentenceTransformer in place, so that it inserts each text into `template` (see parse_template).
 
-    The prefix becomes the default prompt, and the prompt for queries and documents. The tokens of the suffix follow the
-    text (in a pair, the second text) and come before special tokens at the end ([SEP], EOS). These tokens replace the
+    The prefix becomes the default prompt, and the prompt for queries and documents. The suffix tokens follow the text
+    (in a pair, the second text) and come before special tokens at the end ([SEP], EOS). A new suffix replaces the
     suffix of an earlier template. With last-token pooling, special tokens at the end are left out, so that the suffix's
     last token is pooled. If a text ends in a word, the model receives the same tokens as for the filled-in template.
 
@@ -93,7 +93,7 @@ def suffix_of(model: Any) -> str:
 
 
 def _backend(tokenizer: Any, **changes: Any) -> Any:
-    """Return a copy of the backend tokenizer with `changes`, without the last call's truncation and padding."""
+    """Return a copy of the backend tokenizer with `changes`, without the last call's truncation or padding settings."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     return Tokenizer.from_str(json.dumps({**state, "truncation": None, "padding": None, **changes}))
 
@@ -114,7 +114,7 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
     """Return the token ids of a suffix that follows a word. Raise ValueError if the suffix adds no tokens, or if the
-    ids depend on the word."""
+    ids depend on the preceding word."""
     endings = set()
     for probe in _PROBES:  # alone, the suffix would get SentencePiece's marker for the start of a text
         word = backend.encode(probe, add_special_tokens=False).ids

@@ -35,7 +35,7 @@ def scratch_transformer(
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
-    """Train a lower-casing WordPiece tokenizer. Return the vocabulary, sorted by id and the same in all processes."""
+    """Train a lower-casing WordPiece tokenizer. Return the vocabulary sorted by id, identical in all processes."""
     normalizer = normalizers.BertNormalizer(lowercase=True)
     lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -53,14 +53,14 @@ def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
 
 
 class TrainingHead(Dense):
-    """SimCSE's training head (mlp_only_train): a linear layer and tanh in training, the identity in evaluation."""
+    """SimCSE's training head (mlp_only_train): a linear layer and tanh in training, and the identity in evaluation."""
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return super().forward(features) if self.training else features
 
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
-    """Append a TrainingHead to a SentenceTransformer. If `saved`, copy its weights from the pooler, where SimCSE's
+    """Append a TrainingHead to a SentenceTransformer. If `saved`, copy the head's weights from the pooler, where SimCSE
     checkpoints store them. Otherwise, or without a saved pooler, initialize the head like the encoder's weights."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     pooler = getattr(getattr(inner, "pooler", None), "dense", None)

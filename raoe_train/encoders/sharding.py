@@ -1,4 +1,4 @@
-"""Copy a sharded (FSDP 2) encoder with all weights, so that sentence-transformers can save and evaluate it."""
+"""Copy a sharded (FSDP 2) encoder with all weights, so that sentence-transformers can save and evaluate the copy."""
 
 import copy
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ def before_sharding(model: Any) -> Any:
 
 
 def unsharded(without_weights: Any, model: Any, weights: Mapping[str, Tensor] | None = None) -> Any:
-    """Load weights into the copy of a sharded model, and return the copy. If `weights` is None, all processes together
-    collect the model's weights."""
+    """Load weights into the copy of a sharded model, and return the copy. If `weights` is None, all processes collect
+    the model's weights together."""
     collected: Any = weights
     if weights is None:
         collected = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))

@@ -1,6 +1,6 @@
 """Tokenize a batch into one row without padding, directly with a fast tokenizer.
 
-By default, sentence-transformers pads the texts of a column and converts nested lists to a tensor. These steps take
+By default, sentence-transformers pads the texts in a column and converts nested lists to a tensor. These steps take
 more time than tokenizing, and by_length has to remove the padding again.
 """
 
@@ -16,26 +16,26 @@ from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import LARGE_INTEGER, TruncationStrategy
 from transformers.utils import PaddingStrategy
 
-CHUNK = 512  # number of texts to tokenize at a time; Encodings are large
+CHUNK = 512  # number of texts to tokenize at a time; the Encoding objects are large
 FEATURES = {"input_ids": "ids", "token_type_ids": "type_ids"}  # {feature: attribute of a fast tokenizer's Encoding}
 
 
 class RowTokenizer:
-    """Tokenizes texts as `preprocess` of a SentenceTransformer does (see `is_plain`), but returns the tokens of all
-    texts in one row, (1, tokens). The feature cu_seq_lens_q contains the boundaries of the texts, for by_length. If a
-    text has no tokens, all texts are padded. The tokenizer keeps no reference to the model, so its weights are not sent
-    to DataLoader workers."""
+    """Tokenizes texts as a SentenceTransformer's `preprocess` does (see `is_plain`), but returns the tokens of all
+    texts in one row, (1, tokens). The feature cu_seq_lens_q contains the text boundaries, which by_length reads. If a
+    text has no tokens, all texts are padded. The tokenizer keeps no reference to the model, so the model's weights are
+    not sent to DataLoader workers."""
 
     def __init__(self, model: Any) -> None:
         self.tokenizer: Any = model[0].processor
-        self.places = dict[str, int]()  # {text that `remember` has tokenized: its place}
+        self.places = dict[str, int]()  # {text that `remember` has tokenized: its index}
         self.ends = np.zeros(1, np.int64)
         self.columns: dict[str, np.ndarray] = {}
 
     def __call__(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
         """Tokenize texts, each with the prompt prepended. Raise ValueError for inputs that are not texts."""
         if others := [each for each in inputs if type(each) is not str]:
-            raise ValueError(f"the inputs of the encoder must be strings, got {others[0]!r:.200}")
+            raise ValueError(f"the encoder's inputs must be strings, got {others[0]!r:.200}")
         if not inputs:
             return {}
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
@@ -43,7 +43,7 @@ class RowTokenizer:
         if (np.diff(ends) > 0).all():
             row: dict[str, Any] = {name: torch.from_numpy(each)[None].long() for name, each in columns.items()}
             row["cu_seq_lens_q"] = torch.from_numpy(ends).long()
-        else:  # a text without tokens needs a token of padding
+        else:  # a text without tokens needs a padding token
             row = dict(self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
         row["modality"] = "text"
         if prompt:  # pooling may leave out the prompt, but not the end of a text
@@ -70,7 +70,7 @@ class RowTokenizer:
         return ends, {name: values[index] for name, values in self.columns.items()}
 
     def _tokens(self, texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Tokenize n texts. Return (n + 1 boundaries of the texts, starting at 0; features of all tokens)."""
+        """Tokenize n texts. Return (n + 1 text boundaries, starting at 0; features of all tokens)."""
         tokenizer = self.tokenizer
         limit = tokenizer.model_max_length
         strategy = TruncationStrategy.LONGEST_FIRST if limit < LARGE_INTEGER else TruncationStrategy.DO_NOT_TRUNCATE

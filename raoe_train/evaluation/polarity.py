@@ -16,8 +16,8 @@ from raoe_train.processes import rank_and_world
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
-    """Return [k] weights of the retrieved sentences, nearest first. The weights sum to 1. With "linear", w_i = 2 (k + 1
-    - i) / (k (k + 1)) for i = 1 … k (section 3.1 of the margins paper). With "none", all weights are equal."""
+    """Return [k] weights for the retrieved sentences, nearest first. The weights sum to 1. With "linear", w_i =
+    2 (k + 1 - i) / (k (k + 1)) for i = 1 … k (section 3.1 of the margins paper). With "none", all weights are equal."""
     if discount not in ("linear", "none"):
         raise ValueError(f"discount must be 'linear' or 'none', got {discount!r}")
     if k < 1:
@@ -29,19 +29,19 @@ class PolarityEvaluator(SentenceEvaluator):
     """Scores an encoder by the k source sentences s_1 … s_k that it retrieves for a sentence s (nearest by cosine).
 
     The polarity of s is P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1). The similarity of s is S(s) = sum_i w_i
-    cos_R(s, s_i) (Eq. 2), where cos_R is the cosine of a frozen reference encoder R. As a baseline, compute S for R
-    itself.
+    cos_R(s, s_i) (Eq. 2), where cos_R is the cosine similarity computed with a frozen reference encoder R. As a
+    baseline, compute S for R itself.
 
     A call returns {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent. These scores are
-    the means of P and S over the sentences, and the population standard deviations.
+    the means and the population standard deviations of P and S over the sentences.
 
     Args:
         sentences, labels: n texts and their classes. There may be any number of classes; they are compared with ==.
-        source_sentences, source_labels: m texts to retrieve from, at least k, and their classes.
-        reference: a SentenceTransformer, or its [n + m, d] embeddings: of the sentences, then of the source sentences.
-        k, discount: number of sentences to retrieve, and their weights, see `weights`.
-        batch_size: sentences to encode at a time.
-        name: prefix of the names of the scores.
+        source_sentences, source_labels: m texts to retrieve from (at least k), and their classes.
+        reference: a SentenceTransformer, or its [n + m, d] embeddings of the sentences, then of the source sentences.
+        k, discount: number of sentences to retrieve, and how to weight them (see `weights`).
+        batch_size: number of sentences to encode at a time.
+        name: prefix of the score names.
 
     Raises:
         ValueError: unequal numbers of texts and labels, too few source sentences, a class without source sentences, or
@@ -90,7 +90,8 @@ class PolarityEvaluator(SentenceEvaluator):
 
     def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the polarity, [n] from 0 to 1, and the similarity, [n] from -1 to 1, of each sentence, computed from
-        its k nearest source sentences. `embeddings`, [n + m, d], contains the sentences, then the source sentences."""
+        its k nearest source sentences. `embeddings`, [n + m, d], contains a row for each sentence, then a row for each
+        source sentence."""
         n, unit, w = len(self.labels), unit_rows(embeddings), self.weights
         places, _ = nearest(unit[:n], unit[n:], len(w))
         is_same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
@@ -124,7 +125,7 @@ def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
-    """Read a polarity task (section 3.2 of the margins paper). At most max_sentences texts of the test split are
+    """Read a polarity task (section 3.2 of the margins paper). At most max_sentences texts from the test split are
     scored. The source sentences are drawn at random from the train split, `sources` of them for each scored text."""
     options = reading.polarity
     if (encoder := options.reference) is None:

@@ -1,7 +1,7 @@
-"""Retrieval: rank all passages of a corpus by their cosine with each query. As in sentence-transformers'
+"""Retrieval: rank all passages in a corpus by their cosine similarity to each query. As in sentence-transformers'
 InformationRetrievalEvaluator, relevance is binary, and passages with equal cosines are ranked by id. As in BEIR, a
-passage with the same id as a query is left out of the ranking of this query. Unlike in BEIR, the passage is left out
-only if it also contains the query's text, because many data sets number queries and passages independently."""
+passage with the same id as a query is left out of that query's ranking. Unlike in BEIR, the passage is left out only
+if it also contains the query's text, because many data sets number queries and passages independently."""
 
 import itertools
 import logging
@@ -35,7 +35,7 @@ def read_retrieval(name: str, reading: Reading) -> Task:
 
 
 def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
-    """Create a retrieval task from a Dataset that row_table returned. The corpus contains all passages of the rows and
+    """Create a retrieval task from a Dataset that row_table returned. The corpus contains all passages in the rows and
     the texts `others`. The positives of a query are its relevant passages. The id of each text is the text itself."""
     relevant: dict[str, set[str]] = {}
     for query, positive in zip(rows["anchor"][:], rows["positive"][:], strict=True):
@@ -46,7 +46,7 @@ def of_rows(rows: Any, source: str, others: Iterable[str] = ()) -> Task:
 
 
 def relevant_pairs(task: Task) -> Dataset:
-    """Return each pair of a query and a relevant passage of a retrieval task, with the columns anchor and positive."""
+    """Return all (query, relevant passage) pairs in a retrieval task, with the columns anchor and positive."""
     score: Any = task.score
     passages, anchors, positives = task.sentences[task.n_queries :], list[str](), list[str]()
     for query, targets in zip(task.sentences, score.keywords["targets"], strict=False):

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: correlation of an encoder's cosines with human scores."""
+"""Semantic textual similarity: correlation between an encoder's cosine similarities and human scores."""
 
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
 
 
 def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
-    """Return the correlations {"spearman", "pearson"}, x100, of two vectors [n]. Both are None if one is constant."""
+    """Return {"spearman", "pearson"} (correlations x100) of two vectors [n]. If a vector is constant, both are None."""
     if np.ptp(similarity) == 0 or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)

@@ -67,7 +67,7 @@ class Task:
     kind: str  # name of the kind in KINDS
     main: str  # name of the main metric (x100, higher is better); averages are means of main metrics
     sentences: list[str]  # the n texts to encode; each distinct text is encoded once
-    # [n, d] float32 embeddings, which it may scale -> ({metric: value, or None}, outcomes behind the main metric)
+    # [n, d] float32 embeddings, which it may rescale -> ({metric: value, or None}, outcomes behind the main metric)
     score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]]
     n_queries: int = 0  # only in retrieval: the first n_queries sentences are queries, the rest are passages
 
@@ -95,7 +95,7 @@ def suite_tasks(suites: Sequence[str]) -> list[str]:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """Split a task such as KIND:NAME into (kind, name) (see read_tasks). Raise ValueError for an unknown kind."""
+    """Split a task name such as KIND:NAME into (kind, name) (see read_tasks). Raise ValueError for an unknown kind."""
     prefix, colon, rest = word.partition(":")
     if colon and prefix in KINDS:
         return prefix, rest
@@ -190,12 +190,12 @@ def encode_tasks(
     """Yield the embeddings of each task's sentences. Tasks without queries are encoded together, each text once.
 
     Args:
-        folder: where finished embeddings are kept, from which an interrupted job resumes. With a folder, each process
-            encodes its share, and ranks other than 0 yield empty arrays.
+        folder: folder for finished embeddings, from which an interrupted job resumes. With a folder, each process
+            encodes its share of the texts, and ranks other than 0 yield empty arrays.
     """
 
     def encode(*groups: tuple[dict[str, Any], list[str]]) -> np.ndarray:
-        """Encode groups of texts, where each group has its own options of `encode_sentences`."""
+        """Encode groups of texts, where each group has its own options for `encode_sentences`."""
         if folder is None:
             return np.concatenate([encode_sentences(model, texts, batch_size, **options) for options, texts in groups])
         paths, places, size = list[Path](), list[int](), 0
@@ -255,7 +255,7 @@ def main_score(result: Mapping[str, Any]) -> float | None:
 
 
 def mean_of_all(scores: Sequence[Any]) -> float | None:
-    """Return the mean of scores, or None if there are no scores or one of them is None."""
+    """Return the mean of scores, or None if there are no scores or any of them is None."""
     return None if None in scores or not scores else float(np.mean(scores))
 
 

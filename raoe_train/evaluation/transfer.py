@@ -21,9 +21,9 @@ from raoe_train.settings import Classifier
 
 DEV = ("dev", "validation", "valid")
 SEED = 1111
-HELD_OUT = 0.05  # share of train for early stopping if there is no dev split
+HELD_OUT = 0.05  # share of the train split for early stopping if there is no dev split
 MAX_EPOCHS = 200
-TOLERANCE = 1e-7  # tolerance of the solver for the mean gradient
+TOLERANCE = 1e-7  # solver tolerance for the mean gradient
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (training rows, test rows) of each fold
 
 
@@ -40,11 +40,11 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Classify the examples of a transfer task. Return (result, Outcomes). Outcomes are 100 for a correctly classified
-    example and 0 for any other example, in a fixed order. The result contains "accuracy" (x100), "dev_accuracy"
-    (validation accuracy of the selected penalty, x100) and "examples" (number of tested examples). For a test split of
-    pairs with classes 0 and 1, it also contains "f1" (x100). If the classifier is not scikit-learn's, it also contains
-    "classifier" (the settings).
+    """Classify the examples of a transfer task. Return (result, Outcomes). Outcomes contain 100 for each correctly
+    classified example and 0 for any other example. The order of the examples is fixed. The result contains "accuracy"
+    (x100), "dev_accuracy" (validation accuracy with the selected penalty, x100) and "examples" (number of tested
+    examples). For a test split of pairs with classes 0 and 1, the result also contains "f1" (x100). If the classifier
+    is not scikit-learn's, the result also contains "classifier" (the settings).
 
     With the splits train and test, the classifier is trained on the train split and tested on the test split. The
     strength of the L2 penalty is selected on the dev split or, if there is none, by cross-validation on the train
@@ -96,7 +96,7 @@ def _check(labels: list[str], split: list[str], source: str, kfold: int) -> None
         raise ValueError(f"{source} has splits {', '.join(sorted(splits))}; they must be {choices}")
     counts = Counter(label for label, part in zip(labels, split, strict=True) if part == TRAIN or not has_splits)
     if len(counts) < 2:
-        raise ValueError(f"{source}: all training examples are of class {next(iter(counts))!r}: add a second class")
+        raise ValueError(f"{source}: all training examples belong to class {next(iter(counts))!r}: add a second class")
     if unknown := sorted(set(labels) - set(counts)):
         raise ValueError(f"{source}: class {unknown[0]!r} has no training example: add one, or remove the class")
     label, fewest = min(counts.items(), key=lambda item: item[1])
@@ -130,7 +130,7 @@ class LinearLayer:
         return (self.features[test] @ weight.T).argmax(1)
 
     def _fit(self, train: np.ndarray, penalties: Sequence[float], dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best dev accuracy of each penalty, [penalties], and its weights, [penalties, classes, columns]."""
+        """Return each penalty's best dev accuracy, [penalties], and its weights, [penalties, classes, columns]."""
         settings, random = self.settings, np.random.RandomState(SEED)
         if not len(dev):
             dev, train = np.split(train[random.permutation(len(train))], [int(HELD_OUT * len(train))])
@@ -180,5 +180,5 @@ class LogisticRegression:
 
     def _fit(self, train: np.ndarray, C: float) -> Any:
         # With the default tolerance of 1e-4, the last bits of embeddings change the accuracy, and these bits depend on
-        # the batch size of encoding: on TREC, all-MiniLM-L6-v2 had accuracies of 90.0 and 90.4.
+        # the encoding batch size: on TREC, the accuracy of all-MiniLM-L6-v2 was 90.0 or 90.4.
         return Regression(C=C, tol=TOLERANCE, max_iter=10_000).fit(self.features[train], self.labels[train])

@@ -1,8 +1,8 @@
-"""Chains of sentences: read their source sentences, create the request of each step, and decide when a chain ends.
+"""Chains of sentences: read their source sentences, create the request for each step, and decide when a chain ends.
 
 The methods are those in Appendix A of the ranking-sentences paper. With `guided`, the model rewrites the last sentence,
 and guidance moves the answer away from the second-to-last sentence (Eq. 3 and 4). The method `iterative` is `guided`
-without guidance. With `single-step`, one request asks for the whole list."""
+without guidance. With `single-step`, a single request asks for all sentences."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ from raoe_train.generation.instructions import Instructions, flaw, parse_list, u
 from raoe_train.outputs import digest
 from raoe_train.settings import Generation, Sentences
 
-REDRAWS = 5  # maximum number of new attempts for a sentence
+REDRAWS = 5  # maximum number of retries for a sentence
 
 
 def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
@@ -54,8 +54,8 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
 
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
-    """Create the argument `accept` of read_starts, a function that rejects texts with more than `longest` tokens. It
-    also rejects texts that contain a special token, because this token could end the instruction."""
+    """Create the function to pass to read_starts as `accept`. The function rejects texts with more than `longest`
+    tokens, and texts that contain a special token, because this token could end the instruction."""
     special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
 
     def reason(sentence: str) -> str | None:
@@ -79,7 +79,7 @@ class Chain:
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """Return the next request. If it needs more than `limit` positions, the chain fails: return None."""
+        """Return the next request, or None if the chain fails because the request needs more than `limit` positions."""
         settings, step = self.generation, len(self.sentences)
         single = settings.method == "single-step"
         guidance = settings.guidance if settings.method == "guided" and step > 1 else 1.0  # lambda = 0 in step 1
@@ -127,8 +127,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
-    """Generate at most `slots` chains at a time, and yield finished chains. Each batch contains the next request of
-    each active chain. When a chain is finished, a waiting chain takes its place."""
+    """Generate at most `slots` chains at a time, and yield chains as they finish. Each batch contains the next request
+    of each active chain. When a chain is finished, a waiting chain takes its place."""
     active: list[Chain] = []
     while True:
         active += itertools.islice(chains, slots - len(active))

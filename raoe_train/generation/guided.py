@@ -3,7 +3,7 @@
 A request contains a nearer context (a prompt that the answer continues) and often a farther context (a prompt from
 which guidance moves the answer away). All contexts of all requests are rows of one left-padded batch with one KV cache.
 Each token of an answer is appended to both contexts of its request. If all contexts begin with the same tokens, such as
-the instruction of a prompt, the model reads these tokens only once. An answer does not depend on other requests: its
+the instruction in a prompt, the model reads these tokens only once. An answer does not depend on other requests: its
 random numbers come from its request's seed, and transformers' logits processors get only this request's tokens, without
 padding."""
 
@@ -28,7 +28,7 @@ SHARED = 8  # fewer common tokens are not worth a forward pass of their own
 class Request:
     near: Sequence[int]  # token ids of the nearer context, which the answer continues
     far: Sequence[int] | None = None  # token ids of the farther context, or None for plain decoding
-    guidance: float = 1.0  # 1 + lambda of Eq. 4; at 1, the farther context has no effect and is not read
+    guidance: float = 1.0  # 1 + lambda in Eq. 4; at 1, the farther context has no effect and is not read
     max_new_tokens: int = 64  # at least 1
     seed: int = 0  # seed for this answer's random numbers
 
@@ -45,7 +45,7 @@ class GuidedDecoder:
 
     Args:
         model: a transformers causal language model, in eval mode, on its device.
-        tokenizer: decodes answers to texts and finds stop strings. With None, answers have only ids.
+        tokenizer: decodes answers into texts and finds stop strings. With None, answers contain only ids.
         sampling: how tokens are chosen; the default is greedy. sampling.eos_token_id replaces the model's end tokens.
     """
 
@@ -57,7 +57,7 @@ class GuidedDecoder:
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._arguments = inspect.signature(model.forward).parameters
         self._processors = processors(self.sampling)
-        # Padding behind the common beginning changes distances, for a sliding window and for a model without positions.
+        # Padding after the common prefix changes distances, for a sliding window and for a model without position ids.
         layers = hf.DynamicCache(config=model.config).layers
         self._shares = "position_ids" in self._arguments and all(type(layer) is DynamicLayer for layer in layers)
 
@@ -66,7 +66,7 @@ class GuidedDecoder:
         """Return the answers to `requests`, in order.
 
         Raises:
-            ValueError: a context is empty or too long, a guidance is invalid, or the model's scores are NaN.
+            ValueError: a context is empty or too long, a guidance value is invalid, or the model's scores are NaN.
         """
         if not requests:
             return []
@@ -120,7 +120,7 @@ class GuidedDecoder:
         return self._logits(ids, mask, cache), cache, mask
 
     def _logits(self, ids: list[list[int]], mask: Tensor, cache: Any) -> Tensor:
-        """Return [R, V] logits after the new tokens `ids`. The cache contains earlier tokens. The mask covers both."""
+        """Return [R, V] logits after the new tokens `ids`. The cache contains earlier tokens; the mask covers all."""
         inputs: dict[str, Any] = {"input_ids": torch.tensor(ids, device=mask.device), "attention_mask": mask}
         inputs |= {"past_key_values": cache, "use_cache": True}
         if "position_ids" in self._arguments:
@@ -170,11 +170,11 @@ class GuidedDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of N answers' next tokens x: guidance * log p(x | near) - (guidance - 1) * log p(x | far), as in Eq. 4."""
+    """Next-token scores of N answers: guidance * log p(x | near) - (guidance - 1) * log p(x | far), as in Eq. 4."""
 
-    logits: Tensor  # [N + F, V] of N nearer contexts, then of F farther contexts
-    guidance: list[float]  # of each answer
-    answers: list[int]  # the answer of each farther context, a place in the first N rows
+    logits: Tensor  # [N + F, V], for N nearer contexts, then for F farther contexts
+    guidance: list[float]  # one value for each answer
+    answers: list[int]  # for each farther context, the index of its answer among the N rows
 
     def mixed(self) -> Tensor:
         """Return [N, V] scores, float32 or float64. Answers without a farther context get their plain logits."""
@@ -184,8 +184,8 @@ class Scores:
         return scores
 
     def best(self) -> Tensor:
-        """Return the argmax of `mixed`, [N] tokens, without computing all scores. If the logit of a chosen token is not
-        finite, all tokens are -1."""
+        """Return the argmax of `mixed`, [N] tokens, without computing all scores. If the logit of any chosen token is
+        not finite, all returned tokens are -1."""
         tokens = self.logits[: len(self.guidance)].argmax(-1)
         for guidance, near, far in self._guided():
             tokens[near] = guided_argmax(self.logits[near], self.logits[far], guidance=guidance)
@@ -221,13 +221,13 @@ def processors(sampling: Sampling) -> Any:
 
 
 def uniforms(seed: int, count: int) -> Tensor:
-    """Draw `count` uniform float32 numbers from [0, 1) on the CPU. A seed gives the same numbers for every device."""
+    """Draw `count` uniform float32 numbers from [0, 1) on the CPU. A seed gives the same numbers on every device."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)), device="cpu")
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
     """Sample N tokens (int64) from [N, V] scores. In each row, choose the first token whose cumulative probability
-    exceeds the row's uniform number. A row with a NaN, or with only -inf, gets -1."""
+    exceeds the row's uniform number. The result is -1 for a row with a NaN, or with only -inf."""
     # float64, so that the sum of 10^5 probabilities exceeds 1 - 2^-24, the largest float32 below 1; a token with
     # probability 0 adds nothing and is never drawn
     cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)

@@ -16,8 +16,8 @@ import yaml
 FEW_SHOT = "few-shot"
 REPEATS = 3  # a chain fails when a sentence occurs this often; one repetition is allowed
 LONGER, SLACK, SHORTER = 4, 100, 20
-"""A sentence has at most LONGER x n + SLACK characters and at least n / SHORTER, where n is the number of characters of
-the source sentence. The sentences of the paper's chains double in length."""
+"""A sentence has at most LONGER x n + SLACK characters and at least n / SHORTER, where n is the number of characters in
+the source sentence. In the paper's chains, the sentences double in length."""
 
 LETTER = re.compile(r"[^\W\d_]")
 BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -25,7 +25,7 @@ BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 @functools.cache
 def texts() -> dict[str, Any]:
-    """Return the prompt of each method, the "example" (32 sentences, for single-step) and the pattern "boilerplate"."""
+    """Return the prompt for each method, the "example" (32 sentences, for single-step) and the regex "boilerplate"."""
     texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return {**texts, "boilerplate": re.compile(texts["boilerplate"], re.IGNORECASE | re.VERBOSE)}
 
@@ -34,13 +34,13 @@ class Instructions:
     """Creates the prompt for a sentence, as token ids.
 
     Args:
-        tokenizer: a tokenizer of transformers.
+        tokenizer: a transformers tokenizer.
         method: guided, iterative or single-step.
-        steps: number of sentences in a chain. The single-step prompt states this number, and has an example with as
-            many sentences (at most 32).
+        steps: number of sentences in a chain. The single-step prompt states this number, and contains an example
+            with this many sentences (at most 32).
         template: a prompt with {sentence} and optionally {steps} and {example}, which replaces the paper's prompt; or
-            FEW_SHOT, a prompt of examples that the model continues.
-        chat: True requires a chat template, False ignores it, and None uses it if it exists (not for FEW_SHOT).
+            FEW_SHOT, a prompt with examples that the model continues.
+        chat: True requires a chat template, False ignores it, and None uses it if there is one (not for FEW_SHOT).
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Instructions:
         self.tokenizer, self.chat = tokenizer, has_template if chat is None else chat
         full = texts()["example"]
         count, last = min(steps, len(full)), len(full) - 1
-        # evenly spaced sentences of the full example, with the first and the last
+        # evenly spaced sentences of the full example, including the first and the last
         example = numbered([full[round(place * last / max(count - 1, 1))] for place in range(count)])
         # replace instead of str.format, because sentences may contain braces
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
 
     def copied(self, sentence: str) -> str | None:
-        """Return "copied from the prompt" if a line of the prompt ends with the sentence, otherwise None."""
+        """Return "copied from the prompt" if a line in the prompt ends with the sentence, otherwise None."""
         return "copied from the prompt" if any(line.endswith(sentence) for line in self.template.splitlines()) else None
 
     def text(self, sentence: str) -> str:
@@ -125,7 +125,7 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
 
 
 def flaw(sentence: str) -> str | None:
-    """Return why a text cannot be a sentence of a chain (a source or generated sentence), or None if it can."""
+    """Return why a text cannot be a sentence in a chain (a source or generated sentence), or None if it can."""
     if not sentence:
         return "empty"
     if BREAKS.search(sentence):

@@ -1,1 +1,1 @@
-"""The jobs of the command line. Each job is a function in the module with the same name."""
+"""The command-line jobs. Each job is a function in the module with the same name."""

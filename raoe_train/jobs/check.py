@@ -21,14 +21,16 @@ def check(config: CheckConfig) -> dict[str, Any]:
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"}, "model",
-        "versions"}. A difference is the largest absolute difference, in one dimension, between the normalised
-        embeddings of a sentence encoded alone and encoded in a batch. "seen" tells whether a token's state depends on
-        later tokens. The check fails if "seen" contradicts the configuration. Raises the errors of load_encoder.
+        "versions"}. Each difference is the largest absolute difference, in one dimension, between the normalized
+        embedding of a sentence when encoded alone and when encoded in a batch. "seen" tells whether a token's state
+        depends on later tokens. The check fails if "seen" contradicts the configuration. Raises the same errors as
+        load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 
     result = check_encoder(load_encoder(config.model))
-    print(f"largest difference between embeddings of a sentence in a batch and alone (limit {result['tolerance']:g}):")
+    print("largest difference between a sentence's embedding when encoded in a batch and when encoded alone "
+          f"(limit {result['tolerance']:g}):")  # fmt: skip
     for name, value in result["differences"].items():
         print(f"  {name:<28} {value:.1e}")
     layers, seen = result["bidirectional"].values()

@@ -1,4 +1,4 @@
-"""The job `evaluate`: compute the metrics of an encoder on evaluation tasks."""
+"""The job `evaluate`: compute an encoder's metrics on evaluation tasks."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,8 @@ def _evaluate(config: EvaluateConfig, output: Output | None, model: Any) -> dict
     if model is None:
         require(config.model.name, "model.name", "the encoder to evaluate")
         if output is None and rank_and_world()[1] > 1:
-            raise ValueError("--output is missing: several processes need it to exchange embeddings in OUTPUT.parts")
-    # read tasks before the model is loaded, so that a misspelt task costs no time
+            raise ValueError("--output is missing: set it, as several processes exchange embeddings in OUTPUT.parts")
+    # read tasks before the model is loaded, so that a misspelt task name is reported at once
     data = config.data
     tasks = read_tasks(
         [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)],

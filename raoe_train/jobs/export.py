@@ -16,7 +16,7 @@ from raoe_train.settings import Model
 def export(config: ExportConfig, output: Output) -> dict[str, Any]:
     """Save an encoder with its adapter merged into the weights.
 
-    A decoder without bidirectional layers is saved in the format of transformers, which can be loaded without raoe. To
+    A decoder without bidirectional layers is saved in transformers' format, which can be loaded without raoe. To
     load an exported model with bidirectional layers, call `raoe_train.register()` first or, if raoe is not installed,
     pass `trust_remote_code=True`. An adapter that was trained on 4-bit weights is merged into the unquantized weights
     of its base model, so the embeddings change slightly. If bitsandbytes is installed, the job compares the embeddings
@@ -24,7 +24,7 @@ def export(config: ExportConfig, output: Output) -> dict[str, Any]:
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}, and
-        for 4-bit weights {"cosines": {"mean", "min"} of embeddings before and after merging}.
+        for 4-bit weights {"cosines": {"mean", "min"} of the cosines between embeddings before and after merging}.
     """
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel

@@ -25,7 +25,7 @@ from raoe_train.outputs import POLL, Output, beside, digest, replacing, versions
 from raoe_train.processes import from_environment, rank_and_world
 from raoe_train.settings import Generation, LanguageModel
 
-SLOWEST = 30.0  # seconds between two readings of all chains while other processes work
+SLOWEST = 30.0  # maximum seconds between two checks for chains from other processes
 FEW = 0.1  # minimum share of verified chains; below it, the job reports a failure
 
 
@@ -53,7 +53,7 @@ def generate(config: GenerateConfig, output: Output) -> dict[str, Any]:
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     sampling: Sampling = generation
     if sampling.stop_strings is None and not instructions.chat:
-        # without a chat template, only a line end marks the end of an answer
+        # without a chat template, only a line break marks the end of an answer
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
@@ -94,7 +94,7 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """Load a causal language model in eval mode onto its device. Raise ValueError if weights (such as those of the
+    """Load a causal language model onto its device, in eval mode. Raise ValueError if weights (such as those of the
     head) are missing from the checkpoint, because transformers would initialize them randomly."""
     device = model.device or default_device()
     check_device(device)
@@ -137,7 +137,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the finished chains of all processes as {id: row}. Skip a last line that a killed process cut off."""
+    """Return all processes' finished chains as {id: row}. Skip an incomplete last line left by a killed process."""
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for _, row in json_rows(path, str(path)):
@@ -158,8 +158,8 @@ def _merge(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 def _write(chains: Any, folder: Path, line: dict[str, Any], total: int, waiting: int) -> dict[str, Any]:
     """Write all finished chains to one new file in `folder`. The files of interrupted runs stay there. `total` is the
-    number of chains of this process, and `waiting` is the number of chains still to generate. Return the number of
-    chains and tokens, the duration and the speed."""
+    number of chains assigned to this process, and `waiting` is the number of chains still to generate. Return the
+    number of chains and tokens, the duration and the speed."""
     tokens, start, done = 0, time.perf_counter(), total - waiting
     if done:
         print(f"resuming after {done} of {total} chains", flush=True)

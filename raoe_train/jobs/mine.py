@@ -48,19 +48,19 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     For labelled texts, each sentence is combined with its k nearest sentences of the same class and its k nearest
     sentences of other classes (section 3.4 of the margins paper). Only neighbours with cosines above mining.threshold
     are used. Each row of OUTPUT is an example for the loss. With mining.drop or mining.count, OUTPUT contains a random
-    subset of all examples. For rows of queries and passages, sentence-transformers' function mine_hard_negatives
-    selects negatives from the passages of all rows and of mining.corpus. OUTPUT keeps rows without negatives.
+    subset of all examples. For rows of queries and passages, the sentence-transformers function mine_hard_negatives
+    selects negatives from the passages of all rows and of mining.corpus. OUTPUT also contains rows without negatives.
     Embeddings are stored in model.cache or, if it is not set, in OUTPUT.parts/ until the job ends. Under torchrun, each
     process encodes its share of the texts, and rank 0 does the rest of the work. An interrupted job can resume with a
     different number of processes.
 
     Returns:
-        For rows {"output", "rows", "negatives": count, "fewer": rows with fewer than num_negatives, "passages", "read":
-        counts of the rows, "settings", "versions"}; for labelled texts {"output", "examples", "available": examples
-        before the random choice, "labels": {"1": pairs of one class, "0": other pairs} for losses of labelled pairs,
-        "anchors": distinct first sentences, "classes": {class: sentences}, "read": counts of the rows, "settings",
-        "versions"}; except for mse also "neighbours": {"own", "others"} (means per text) and "without": number of
-        sentences without neighbours. The result is also written to OUTPUT.json.
+        For rows: {"output", "rows", "negatives": count, "fewer": rows with fewer than num_negatives, "passages",
+        "read": row counts, "settings", "versions"}. For labelled texts: {"output", "examples", "available": examples
+        before the random choice, "labels": {"1": pairs of the same class, "0": other pairs} (if the loss uses labels),
+        "anchors": distinct first sentences, "classes": {class: sentences}, "read": row counts, "settings", "versions"}.
+        For all losses except mse, the second dict also contains "neighbours": {"own", "others"} (mean number per text)
+        and "without": number of sentences without neighbours. The result is also written to OUTPUT.json.
     """
     data, model, mining = config.data, config.model, config.mining
     source = require(data.input, "data.input", "the labelled texts, or rows of queries and passages")
@@ -75,7 +75,7 @@ def mine(config: MineConfig, output: Output) -> dict[str, Any]:
     if loss != "mse" or not is_labelled:
         require(model.name, "model.name", "the encoder whose embeddings decide which texts are near each other")
     elif mining.count is None:
-        raise ValueError("--mining.count is missing: set it to the number of random pairs for loss mse")
+        raise ValueError("--mining.count is missing: set it to the number of random pairs for --loss mse")
     return _make_examples(config, output) if is_labelled else _mine_negatives(config, output)
 
 
@@ -90,7 +90,7 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
     if not sentences:
         raise ValueError(f"{data.input}: every text occurs with different labels, so no text can be used")
     if len(sizes) < 2:
-        raise ValueError(f"{data.input}: all texts are of one class, {labels[0]!r}; mining needs two or more classes")
+        raise ValueError(f"{data.input}: all texts belong to class {labels[0]!r}; mining needs two or more classes")
     columns = COLUMNS[loss]
     classes = np.unique(labels, return_inverse=True)[1]
     result: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def _make_examples(config: MineConfig, output: Output) -> dict[str, Any]:
 
 def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining, loss: str) -> Neighbours:
     """For each text, find the neighbours with cosines above mining.threshold, given unit embeddings [n, d] and classes
-    [n]. Raise ValueError if no text has the neighbours that an example of the loss needs."""
+    [n]. Raise ValueError if no text has the neighbours that an example for the loss needs."""
     (own, near), (others, near_others) = nearest_by_class(unit, classes, min(mining.k, len(unit)))
     own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
     first, second = near[:, 0], near_others[:, 0]  # the highest cosines
@@ -150,8 +150,8 @@ def _print(result: dict[str, Any], path: str, count: int | None) -> None:
 
 
 class _Embedded:
-    """Substitute for an encoder, which returns precomputed embeddings to mine_hard_negatives. Both arguments of the
-    constructor are pairs (n texts, their unit embeddings [n, d])."""
+    """Encoder substitute that returns precomputed embeddings to mine_hard_negatives. Both constructor arguments are
+    pairs (n texts, their unit embeddings [n, d])."""
 
     device = "cpu"
     similarity, similarity_pairwise = staticmethod(dot_score), staticmethod(pairwise_dot_score)  # for unit rows
@@ -183,7 +183,7 @@ def _mine_negatives(config: MineConfig, output: Output) -> dict[str, Any]:
         labelled.setdefault((query, positive), []).extend(filter(None, negatives))
     pairs, keeps = [*labelled], mining.keep_negatives
     if not keeps and any(labelled.values()):
-        print("the negatives of the input are replaced; to keep them, set --mining.keep_negatives true")
+        print("the input's negatives are replaced; to keep them, set --mining.keep_negatives true")
     more = read_passages(mining.corpus, data.on_error).values() if mining.corpus else ()
     corpus = [*dict.fromkeys([*Texts({"": table.remove_columns("anchor")}), *more])]
     keywords, cross = {key: getattr(mining, key) for key in FOR_ROWS}, mining.cross_encoder

@@ -17,7 +17,7 @@ from raoe_train.outputs import Output
 
 @dataclass
 class PublicSet:
-    """A public data set to prepare: its name, its entry in public.yaml, and settings of PrepareConfig."""
+    """A public data set to prepare: its name, its entry in public.yaml, and settings from PrepareConfig."""
 
     name: str = ""
     entry: dict[str, Any] = field(default_factory=dict)
@@ -32,7 +32,8 @@ def prepare(config: PrepareConfig, _: None) -> dict[str, Any]:
     """Download public data sets, check their row counts and write one file per set.
 
     Each file contains a column `split`. A JSON file next to each data file contains the licence, the source and a
-    summary. To use the sets in another job, set its data.dir to the output of `prepare`. Finished sets are skipped.
+    summary. To use the sets in another job, set that job's data.dir to the output of `prepare`. Finished sets are
+    skipped.
 
     Returns:
         {"sets": {name: {"output": its file, "rows": {split: rows}, "left_out": {reason: rows}, "licence", "page",
@@ -65,8 +66,8 @@ def prepare_set(config: PublicSet, output: Output) -> dict[str, Any]:
                 yield row
         except OSError as error:
             raise OSError(
-                f"{name} cannot be read from {place} ({error}): if it is gated, accept its terms at {entry['page']}; "
-                "without a network, pass the folder of downloaded files with --copies"
+                f"{name} cannot be read from {place} ({error}): if the data set is gated, accept its terms at "
+                f"{entry['page']}; without network access, set --copies to the folder with the downloaded files"
             ) from error
         for split, published in entry["counts"].items() if config.counts else ():
             if rows[split] != published:

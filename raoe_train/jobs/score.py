@@ -25,7 +25,7 @@ TEACHERS: dict[str, dict[str, Any]] = {
     "Lajavaness/bilingual-embedding-large": {"revision": "e83179d7a66e8aed1b3015e98bb5ae234ed89598"},
     "jinaai/jina-embeddings-v3": {"revision": "215a6e121fa0183376388ac6b1ae230326bfeaed", "task": "text-matching"},
 }
-"""The RAOE paper's teachers, at the revisions in MTEB. The paper does not say which task adapter of
+"""The RAOE paper's teachers, at the revisions used in MTEB. The paper does not say which task adapter of
 jina-embeddings-v3 it uses. text-matching is the adapter for similarity. Both teachers need trust_remote_code."""
 
 
@@ -34,10 +34,10 @@ def score(config: ScoreConfig, output: Output) -> dict[str, Any]:
     """Add the score S = (S1 + S2) / 2 of two teacher encoders to sentence pairs (Eq. 4 of the RAOE paper).
 
     OUTPUT contains all rows of data.input, even rows without a gold label. Three columns are added: score_1 and score_2
-    are the raw cosines of the two teachers, and score is their mean. OUTPUT.json contains a summary, with statistics
-    for each label if the rows have NLI labels.
+    are the two teachers' raw cosine similarities, and score is their mean. OUTPUT.json contains a summary, with
+    statistics for each label if the rows have NLI labels.
 
-    For each teacher, you can set all fields of FrozenEncoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
+    For each teacher, you can set any field of FrozenEncoder. Scores are stored in OUTPUT.parts/ until OUTPUT is
     written. Under torchrun, each process scores its share of the pairs, and rank 0 writes OUTPUT. An interrupted job
     can resume with a different number of processes.
 

@@ -1,4 +1,4 @@
-"""Configuration classes of the jobs. This file does not import torch, so that help and shell completion are fast."""
+"""Configuration classes for the jobs. This file does not import torch, so that help and shell completion are fast."""
 
 import contextlib
 import inspect
@@ -37,7 +37,7 @@ class TrainConfig:
     """The loss and output of a training run, and whether it is a dry run.
 
     Args:
-        loss: class of raoe_train.losses, or import path of your own class; --loss.ARGUMENT VALUE sets an argument
+        loss: class in raoe_train.losses, or import path of your own class; --loss.ARGUMENT VALUE sets an argument
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
         overwrite: replace an output that was made with other settings
         dry_run: train only a few steps, to measure memory and time; no files are written
@@ -61,8 +61,8 @@ class TrainConfig:
     dry_run: Unrecorded[bool] = False
 
     def complete(self) -> "TrainConfig":
-        """Check the loss, its keywords and `training.others`. Return the settings, with default values for unset
-        keywords of the loss. (This imports sentence-transformers.)"""
+        """Check the loss, its keywords and `training.others`. Return the settings, with default values for the
+        loss's unset keywords. (This imports sentence-transformers.)"""
         path, others = self.loss.class_path, self.training.others
         keywords = loss_keywords(loss_class(path))
         types = {name: key.type for name, key in keywords.items()}
@@ -100,7 +100,7 @@ def _is_loss(kind: Any) -> bool:
 
 
 def loss_class(name: str) -> Any:
-    """Find a loss class by its name in raoe_train.losses or by its import path. Raise ValueError if none exists."""
+    """Find a loss class by its name in raoe_train.losses or by its import path. Raise ValueError if there is none."""
     with contextlib.suppress(ImportError, AttributeError, ValueError, TypeError):
         found = Choice(name).chosen
         if _is_loss(found):
@@ -119,8 +119,8 @@ class PrepareConfig:
     """The public data sets to prepare.
 
     Args:
-        names: names of data sets or papers; a paper (raoe, bellm, ranking, margins) means all of its sets
-        copies: directory with earlier downloads; publishers' files, SentEval's folders, or hub data sets as OWNER/NAME
+        names: names of data sets or papers; a paper's name (raoe, bellm, ranking, margins) selects all its sets
+        copies: directory with downloaded files; publishers' files, SentEval's folders, or hub data sets as OWNER/NAME
         counts: check that each set has the published number of rows
         output: directory for the files nli/snli.jsonl.gz, sts/stsb.jsonl.gz, ...
         overwrite: replace files that were written with other settings or from another version
@@ -140,9 +140,9 @@ class ScoreConfig:
 
     Args:
         teachers: two encoders, by path or hub name; by default, the two teachers of the RAOE paper
-        teacher: settings of individual teachers, such as {NAME: {prompt: 'query: ', task: text-matching}}
+        teacher: settings for individual teachers, such as {NAME: {prompt: 'query: ', task: text-matching}}
         trust_remote_code: run custom code from the teachers' repositories; the default teachers need this
-        batch_size: sentences in a batch
+        batch_size: number of sentences per batch
         device: torch device; by default, an accelerator if there is one, else cpu
         output: file to write
         overwrite: replace an output that was made with other settings
@@ -203,7 +203,7 @@ class EvaluateConfig:
             polarity or retrieval
         suite: standard suites of tasks, evaluated in addition to `tasks`; sts, transfer or all
         classifier: classifier for transfer tasks
-        batch_size: sentences in a batch
+        batch_size: number of sentences per batch
         truncate_dim: use only this many leading dimensions of the embeddings; by default, all
         output: JSON file to write
         overwrite: replace an output that was made with other settings
@@ -226,7 +226,7 @@ class EncodeConfig:
     """The output and batch size of encoding.
 
     Args:
-        batch_size: sentences in a batch
+        batch_size: number of sentences per batch
         output: .npy file to write
         overwrite: replace an output that was made with other settings
     """
@@ -243,7 +243,7 @@ class ExportConfig:
     """The output of an export.
 
     Args:
-        merge: merge a LoRA adapter into its base model, which is not quantized even if training used 4-bit weights
+        merge: merge a LoRA adapter into its unquantized base model, even if training used 4-bit weights
         output: directory to write
         overwrite: replace a model that an earlier export wrote to the output
     """

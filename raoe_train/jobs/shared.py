@@ -1,4 +1,4 @@
-"""The decorator `job`, which turns functions into jobs, and the checks of settings that all jobs share."""
+"""The decorator `job`, which turns functions into jobs, and the settings checks that all jobs share."""
 
 import contextlib
 import functools
@@ -26,10 +26,10 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
     output was made with other settings, the job raises ValueError, unless `overwrite` is set.
 
     Args:
-        function: the job. Its parameter `config` is a dataclass. If this class has a field `output`, the job also takes
-            an Output, or None if there is nothing to record, and returns the result to record.
-        together: whether several processes (of torchrun) can share the job. If not, each process raises ValueError.
-            Only the first process records the result; all others wait for it.
+        function: the job. Its parameter `config` is a dataclass. If the dataclass has a field `output`, the job also
+            takes an Output, or None if there is nothing to record, and returns the result to record.
+        together: whether several processes (under torchrun) can share the job. If False, each of several processes
+            raises ValueError. If True, only the first process records the result; all others wait for it.
     """
     if function is None:
         return functools.partial(job, together=together)
@@ -44,7 +44,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
         if not together and world > 1:
             raise ValueError(f"{work.__name__} runs in one process: start it without torchrun")
         check_paths(config)
-        # On a CPU, torch compiles a kernel per shape of a matrix product. Each of two caches keeps up to 1,024 kernels.
+        # On a CPU, torch compiles a kernel for each matrix product shape. Each of two caches keeps up to 1,024 kernels.
         for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
             os.environ.setdefault(name, "64")  # torch reads these variables at the first matrix product
         path = getattr(config, "output", None)
@@ -68,7 +68,7 @@ def job(function: Callable[..., dict[str, Any]] | None = None, *, together: bool
 
 
 def output_of(config: Any) -> Output | None:
-    """Return the Output of a job's configuration, with the settings to record, or None if the job writes no record."""
+    """Return the Output for a job's configuration, with the settings to record, or None if the job writes no record."""
     if not hasattr(config, "output") or not getattr(config, "has_record", True):
         return None
     settings = recorded(config)  # first, because it reports missing files
@@ -92,7 +92,7 @@ def finished_result(output: Output | None) -> dict[str, Any] | None:
 
 def check_nodes(output: Output) -> None:
     """Raise ValueError in a process whose settings or inputs differ from those of rank 0, or that has no access to the
-    output of rank 0. Call this function after torch's process group and the record of the output have been created."""
+    output of rank 0. Call this function after torch's process group and the output's record have been created."""
     rank, settings = rank_and_world()[0], on_rank_zero(lambda: output.settings)
     if changed := different(settings, output.settings):
         advice = "all nodes need the same files and settings"
@@ -102,7 +102,7 @@ def check_nodes(output: Output) -> None:
 
 
 def check_paths(config: Any) -> None:
-    """Raise ValueError if an output path is not writable, is an input, lies in the folder of an input model, or
+    """Raise ValueError if an output path is not writable, is an input, lies inside an input model's folder, or
     contains an input. Also raise ValueError if a path or another setting is not valid UTF-8, because Python reads
     invalid bytes as surrogates, which libraries cannot write."""
     folders, files = dict(marked(config, "written folder")), dict(marked(config, "written file"))

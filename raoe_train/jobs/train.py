@@ -107,7 +107,7 @@ def train(config: TrainConfig, output: Output) -> dict[str, Any]:
 
 
 def tasks_of(config: TrainConfig) -> dict[str, Task]:
-    """Read the evaluation tasks. The default reference of polarity tasks is the encoder before training."""
+    """Read the evaluation tasks. The default reference for polarity tasks is the encoder before training."""
     evaluation, model, polarity = config.evaluation, config.model, config.polarity
     if not evaluation.tasks:
         return {}
@@ -130,8 +130,8 @@ class Run:
     evaluator: Any  # evaluator of the dev sets, or None
     tasks: dict[str, Task]  # tasks to evaluate before and after training
     encoder: Any
-    trainer: Trainer  # with folds, of the current fold
-    costs: list[dict[str, Any]] = field(default_factory=list)  # of each training, see Meter.costs
+    trainer: Trainer  # with folds, the trainer for the current fold
+    costs: list[dict[str, Any]] = field(default_factory=list)  # costs of each training run (see Meter.costs)
 
     def evaluate(self, tasks: dict[str, Task], dev: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the encoder's metrics x 100 on the dev sets (averaged if there are several) and on the tasks. An
@@ -149,7 +149,7 @@ class Run:
 def prepare(
     config: TrainConfig, arguments: dict[str, Any], tasks: dict[str, Task], folder: Path, output: Output | None = None
 ) -> Run:
-    """Read the data, load the encoder and, except in a dry run, start the output. With `overwrite`, the earlier run is
+    """Read the data, load the encoder and, except in a dry run, create the output. With `overwrite`, the earlier run is
     removed only after all inputs have been read. The teacher's cache and a new encoder are stored in `folder`."""
 
     def begin() -> None:
@@ -158,7 +158,7 @@ def prepare(
             write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run")))
 
     if output is not None:
-        if not on_rank_zero(lambda: output.replaces):  # others may read the record that it just wrote
+        if not on_rank_zero(lambda: output.replaces):  # other ranks may read the record that rank 0 just wrote
             on_rank_zero(lambda: output.begin(*FILES))
         check_nodes(output)
     set_seed(config.training.seed)
@@ -337,7 +337,7 @@ def estimate(config: TrainConfig, arguments: dict[str, Any]) -> dict[str, Any]:
 def build_trainer(
     config: TrainConfig, arguments: dict[str, Any], encoder: Any, datasets: Any, evaluator: Any
 ) -> Trainer:
-    """Create the trainer of a recipe. `arguments` are keywords of SentenceTransformerTrainingArguments."""
+    """Create the trainer for a recipe. `arguments` are keywords of SentenceTransformerTrainingArguments."""
     training = config.training
     if config.data.redraw:
         arguments = {**arguments, "batch_sampler": functools.partial(redraw, rows=config.data.max_rows or 0)}
@@ -354,7 +354,7 @@ def planned_steps(run: Run) -> int:
     """Return the number of steps of the current training run: max_steps or, if max_steps is not set, the steps of all
     epochs, but at least min_steps. With folds, all folds together take twice as many steps as a run without folds."""
     trainer, training = run.trainer, run.config.training
-    wanted, trainer.pretokenize = trainer.pretokenize, False  # only `train` needs tokens
+    wanted, trainer.pretokenize = trainer.pretokenize, False  # only `train` needs pretokenized texts
     epoch_steps = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
     trainer.pretokenize = wanted
     steps = training.max_steps or max(training.min_steps, math.ceil(epoch_steps * training.num_train_epochs))

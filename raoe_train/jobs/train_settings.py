@@ -29,7 +29,7 @@ def by_data(config: TrainConfig) -> TrainConfig:
         names = ", ".join(map(repr, fields))
         if len(fields) == 1 and ";" in names:
             advice = "separate columns with commas in .csv files, and with tabs in .tsv files"
-        problem = "no column score or anchor (query), and no sentence pairs with a label"
+        problem = "neither a column named score or anchor (query) nor labelled sentence pairs"
         raise ValueError(f"{source} has {problem}; its columns are {names}: {advice}")
     print(f"{source} has {reason}, so the loss is {name}")
     keywords |= {"gather_across_devices": True} if rank_and_world()[1] > 1 else {}
@@ -44,7 +44,7 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("--data.train is missing: set it to the training data")
     if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
         hint = " (or set --teacher.information ranking, which uses only the order of each list)" if lists else ""
-        raise ValueError(f"--teacher.name is missing: {name} needs a teacher, so set it to an encoder's name{hint}")
+        raise ValueError(f"--teacher.name is missing: set it to an encoder's name, as {name} needs a teacher{hint}")
     changed = [key for key, value in vars(teacher).items() if value != getattr(Teacher(), key) and key != "device"]
     if changed and not (loss.asks_teacher or lists):
         raise ValueError(f"{name} does not use a teacher: remove --teacher.{changed[0]}")

@@ -1,5 +1,5 @@
-"""Base classes and helpers of all losses: the data that a loss reads, gradient caching, named parts of a loss, and
-gathering of rows from all processes (with batches of equal size)."""
+"""Base classes and helpers for all losses: the data that a loss reads, gradient caching, named parts of a loss, and
+gathering rows from all processes (whose batches must have equal size)."""
 
 import inspect
 import warnings
@@ -24,7 +24,7 @@ ENCODERS = ("model", "sentence_embedder", "guide")  # attribute names of encoder
 class LossParts(dict):
     """Named parts of one loss, each a differentiable scalar. The trainer adds up the parts and logs each of them.
 
-    MatryoshkaLoss and AdaptiveLayerLoss of sentence-transformers multiply, divide and add losses,
+    sentence-transformers' MatryoshkaLoss and AdaptiveLayerLoss multiply, divide and add losses,
     which a plain dict does not support. If a tensor is added, it becomes the part "others".
     """
 
@@ -35,7 +35,7 @@ class LossParts(dict):
         return self * (1 / number)
 
     def __add__(self, other: Any) -> "LossParts":
-        if not isinstance(other, Mapping):  # a term of a wrapper, or the 0 that a sum starts with
+        if not isinstance(other, Mapping):  # a term from a wrapper, or the 0 that a sum starts with
             is_start = not torch.is_tensor(other) and other == 0
             other = {} if is_start else {"others": next(iter(self.values())).new_zeros(()) + other}
         names = {**self, **other}
@@ -48,7 +48,7 @@ class LossParts(dict):
 
 
 class Loss(nn.Module, ABC):
-    """Base class of all losses. Recipes name a loss by its class or, for your own subclass, by its import path.
+    """Base class of all losses. Recipes name a loss by its class name or, for your own subclass, by its import path.
 
     The constructor takes the model, and keyword arguments with types and defaults, which recipes can set.
 
@@ -61,7 +61,7 @@ class Loss(nn.Module, ABC):
     asks_teacher: ClassVar[bool] = False
 
     def __call__(self, sentence_features: Iterable[Mapping[str, Any]], *labels: Any, **named: Any) -> Any:
-        # DistributedDataParallel finds no tensors in a BatchEncoding and would take every parameter for an unused one.
+        # DistributedDataParallel finds no tensors in a BatchEncoding and would treat every parameter as unused.
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             sentence_features = [x if isinstance(x, dict) else dict(x) for x in sentence_features]
         return super().__call__(sentence_features, *labels, **named)
@@ -81,14 +81,14 @@ class CachedLoss(CachedLossMixin, Loss):
 
     Args:
         model: the encoder.
-        scale: inverse temperature, which multiplies cosines (or angles); 20 is a temperature of 0.05
+        scale: inverse temperature, which multiplies cosines (or angles); 20 means a temperature of 0.05
         mini_batch_size: number of texts to encode at a time, to save memory; the gradient stays the same
         mini_batch_num_tokens: maximum number of tokens to encode at a time; replaces mini_batch_size
         gather_across_devices: compare the texts of all processes; the batches of all processes must have equal size
 
     Raises:
-        ValueError: mini_batch_size or mini_batch_num_tokens is not above 0. The functions of raoe_kernels
-            check the scale and other numbers when they compute the loss.
+        ValueError: mini_batch_size or mini_batch_num_tokens is not positive. raoe_kernels checks the scale
+            and other numbers when it computes the loss.
     """
 
     cites: ClassVar[tuple[str, ...]] = ()  # keys of the loss's papers in citations.bib
@@ -129,7 +129,7 @@ class CachedLoss(CachedLossMixin, Loss):
 
         Args:
             sentence_features: tokenized columns, with B rows each.
-            labels: labels as the collator `reads.collator` returns them; see the docstring of the loss class.
+            labels: labels as returned by the collator `reads.collator`; see the docstring of the loss class.
         """
         features = list(sentence_features)
         prepared = self.prepare_labels(features, labels)
@@ -163,15 +163,16 @@ class CachedLoss(CachedLossMixin, Loss):
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines that can be summed over Matryoshka widths (numbers of leading dimensions of an embedding). The
-    sum equals the value of a MatryoshkaLoss around this loss, but needs little more time and memory than one width.
+    """A cosine-based loss that can be summed over Matryoshka widths (numbers of leading dimensions of an embedding).
+    The sum equals the value of a MatryoshkaLoss around this loss, but needs only slightly more time and memory than a
+    single width.
 
     Args:
         model, scale, **cached: arguments of CachedLoss.
         matryoshka_dims: numbers of leading dimensions to train, in any order; by default, only whole embeddings
 
     Attributes:
-        dims: matryoshka_dims in ascending order, or None if empty; the argument `dims` of raoe_kernels' ops.
+        dims: matryoshka_dims in ascending order, or None if empty; passed to raoe_kernels' ops as `dims`.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ def gather_rows(own: Tensor) -> Tensor:
     """Gather the rows (B, ...) of all processes, ordered by process rank, into a tensor (processes * B, ...).
 
     In the backward pass, the process that owns a row receives the sum of the gradients that all processes computed for
-    this row. If each process computes the mean loss of its own rows, or the same loss of all rows,
+    this row. If each process computes the mean loss over its own rows, or the same loss over all rows,
     DistributedDataParallel's average gradient is exactly the gradient of the whole batch.
     """
     if get_world_size() == 1:
@@ -213,7 +214,7 @@ def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def without_modules(module: Any) -> Any:
-    """Return a shallow copy of a module without submodules, weights, and methods overridden on the instance."""
+    """Return a shallow copy of a module without submodules, weights, or methods overridden on the instance."""
     bare = object.__new__(type(module))
     own = {name: value for name, value in vars(module).items() if not (callable(value) and hasattr(type(module), name))}
     vars(bare).update(own | {name: dict.fromkeys(own[name]) for name in ("_modules", "_parameters", "_buffers")})

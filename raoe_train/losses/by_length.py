@@ -1,4 +1,4 @@
-"""ByLength wraps a loss and encodes each distinct text of a batch once, in groups of similar length or packed into one
+"""ByLength wraps a loss and encodes each distinct text in a batch once, in groups of similar length or packed into one
 row."""
 
 import functools
@@ -31,7 +31,7 @@ LENGTH_MULTIPLE = 16  # for a compiled model, padded lengths are multiples of th
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 EMBEDDING_LOSS = "compute_loss_from_embeddings"
 PACKAGES = ("sentence_transformers.", "raoe_train.")
-# losses of sentence-transformers that lack EMBEDDING_LOSS, but need only the embeddings of columns from the model
+# sentence-transformers losses that lack EMBEDDING_LOSS, but need only column embeddings from the model
 EMBED_COLUMNS = ("SoftmaxLoss", "GISTEmbedLoss", "CachedGISTEmbedLoss", "MegaBatchMarginLoss",
                  "CachedMultipleNegativesRankingLoss", "CachedMultipleNegativesSymmetricRankingLoss",
                  *(LABELS_ARE_EMBEDDINGS := ("MSELoss", "EmbedDistillLoss")))  # fmt: skip
@@ -45,7 +45,7 @@ def innermost(loss: Any) -> Any:
 
 
 def embeds_columns(loss: Any) -> bool:
-    """Return whether a loss is of a class in EMBED_COLUMNS, or inherits its `forward` from such a class."""
+    """Return whether a loss's class is in EMBED_COLUMNS, or inherits its `forward` from such a class."""
     for cls in type(loss).__mro__:
         if cls.__name__ in EMBED_COLUMNS and cls.__module__.startswith(PACKAGES[0]):
             return True
@@ -56,9 +56,9 @@ def embeds_columns(loss: Any) -> bool:
 
 def misfit(loss: Any) -> str | None:
     """Return the reason why ByLength cannot wrap a loss, or None if it can. ByLength can wrap a loss that needs only
-    embeddings. This is the case if its class is in EMBED_COLUMNS, or if its `forward` is defined in
+    embeddings. This is the case if the loss's class is in EMBED_COLUMNS, or if its `forward` is defined in
     sentence-transformers or raoe_train and calls compute_loss_from_embeddings. In addition, the encoder's embedding of
-    a text must not depend on padding (see reads_padding) or on other texts of the batch."""
+    a text must not depend on padding (see reads_padding) or on other texts in the batch."""
     if isinstance(loss, MatryoshkaLoss):
         return misfit(loss.loss)
     if not isinstance(loss, nn.Module):
@@ -71,7 +71,7 @@ def misfit(loss: Any) -> str | None:
         return f"{type(loss).__name__} may need more than embeddings; if it does not, {advice}"
     model = _layers(_encoder(loss))[-1]
     mixing = [type(each).__name__ for each in model.modules() if isinstance(each, BatchNorm)]
-    return f"{mixing[0]} in the encoder mixes the texts of a batch" if mixing else reads_padding(model)
+    return f"{mixing[0]} in the encoder mixes the texts in a batch" if mixing else reads_padding(model)
 
 
 def _encoder(loss: Any) -> Any:
@@ -155,7 +155,7 @@ class Embedded(nn.Module):
 
 @dataclass
 class Batch:
-    """A batch that ByLength has planned. It stays on the CPU until the method `to` moves it to the model's device."""
+    """A batch planned by ByLength. The batch stays on the CPU until the method `to` moves it to the model's device."""
 
     runs: list[dict[str, Any]]  # features of each forward pass
     rows: list[Tensor]  # for each column, the indices of its texts among the encoded texts
@@ -175,7 +175,7 @@ class Batch:
 
 
 class ByLength(CachedLossMixin, nn.Module):
-    """Wrapper that encodes the distinct texts of a batch by length (raoe_train.encoders.lengths): in groups of similar
+    """Wrapper that encodes the distinct texts in a batch by length (raoe_train.encoders.lengths): in groups of similar
     length, each padded to its own longest text, or packed into one row without padding.
 
     The loss and its gradient equal those of the padded batch, up to rounding and dropout masks. `raoe_train.Trainer`
@@ -191,18 +191,18 @@ class ByLength(CachedLossMixin, nn.Module):
         loss: a loss that needs only embeddings (see `misfit`), or sentence-transformers' MatryoshkaLoss around one.
         keep: the regularizer that keeps embeddings close to those before training. With `keep`, `forward`
             returns LossParts with "keep" and the parts of the loss (a loss without parts becomes the part "target").
-        packed: pack all texts into one row (raoe_train.encoders.packed); "auto" packs on CUDA with Triton. If
+        packed: pack all texts into one row (raoe_train.encoders.packed); with "auto", only on CUDA with Triton. If
             the model does not support packing, a warning gives the reason, and texts are encoded in padded groups. A
-            model with FlashAttention always packs.
+            model with FlashAttention always packs texts.
 
     Attributes:
-        compiled, captured, tensor_cores: whether the model is compiled, captured as CUDA graphs, and trained in 16 bits
-            or TF32. Set by Trainer.
+        compiled, captured, tensor_cores: whether the model is compiled, captured as CUDA graphs, and trained in 16-bit
+            or TF32 precision. Trainer sets these attributes.
     """
 
     mini_batch_size = 1  # forward_cached gets one run at a time
     compiled = captured = tensor_cores = False
-    grouping: Grouping | None = None  # of a planner
+    grouping: Grouping | None = None  # set only in a planner
 
     def __init__(self, loss: nn.Module, *, keep: Keep | None = None, packed: bool | Literal["auto"] = "auto") -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class ByLength(CachedLossMixin, nn.Module):
         return grouping_for(model, tensor_cores=self.tensor_cores, **limits)
 
     def forward(self, sentence_features: Any, labels: Any = None) -> Any:
-        """Return the loss of a planned batch, or of tokenized columns. `labels` are those of the wrapped loss."""
+        """Return the loss of a planned batch, or of tokenized columns. `labels` are passed to the wrapped loss."""
         features: Any = sentence_features if isinstance(sentence_features, Batch) else [*sentence_features]
         planned = features if isinstance(features, Batch) else self.plan(features, labels)
         if planned is None and self.keep is None:
@@ -293,7 +293,7 @@ class ByLength(CachedLossMixin, nn.Module):
         if self.uses_gradient_cache and not fits_at_once:
             rows = {"input_ids": torch.arange(len(batch.runs), device="cpu"), "runs": batch.runs}
             return base.cached(self, [rows], batch)
-        # the rows of a look-up cannot be shared if weights are sharded, or in a compiled model
+        # looked-up rows cannot be shared if weights are sharded or the model is compiled
         is_wrapped = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
         with nullcontext() if is_wrapped else words_looked_up_once(layers[-1], batch.words):
             embeddings = torch.cat([self._embedded(run) for run in batch.runs])

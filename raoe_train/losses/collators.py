@@ -27,8 +27,8 @@ class RowCollator(SentenceTransformerDataCollator):
     """sentence-transformers' collator, extended to rows in which negatives are missing (None).
 
     If negatives are missing, the batch's labels are {"missing": bool (B, columns)}, where True marks a missing text.
-    Each missing text is replaced by the positive of another row, which is encoded anyway. Raise ValueError if the first
-    or second text of a row is missing.
+    Each missing text is replaced by another row's positive, which is encoded anyway. Raise ValueError if the first or
+    second text of a row is missing.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -36,10 +36,10 @@ class RowCollator(SentenceTransformerDataCollator):
         names = [name for name in (features[0] if features else ()) if name not in others]
         numbers = [name for name, value in (features[0] if features else {}).items() if isinstance(value, int | float)]
         if len(numbers) > 1 or {*numbers} - {*others}:
-            advice = "rename the column of scores to 'score', and remove the other numeric columns"
+            advice = "rename the score column to 'score', and remove the other numeric columns"
             raise ValueError(f"columns {', '.join(numbers)} contain numbers, not texts: {advice}")
         for name, value in ((name, row[name]) for row in features for name in names):
-            if isinstance(value, list) and not isinstance((value or [""])[0], dict):  # of dicts: a conversation
+            if isinstance(value, list) and not isinstance((value or [""])[0], dict):  # dicts: a conversation
                 advice = "use one column per text, or rename a column with lists of negatives to 'negatives'"
                 raise ValueError(f"column {name} contains lists, not texts: {advice}")
         if empty := [name for row in features for name in others[:-1] if row.get(name, 0) is None]:
@@ -49,7 +49,7 @@ class RowCollator(SentenceTransformerDataCollator):
             return super().__call__(features)
         if missing[:, :2].any():
             raise ValueError(f"a row has no {names[int(missing[:, 1].any())]}: only negatives may be missing")
-        # Fill gaps with distinct texts, because copies in a row are encoded again, and with short texts to save time.
+        # Fill gaps with distinct texts, because copies within a row are encoded again, and short ones to save time.
         rows = [dict(row) for row in features]
         short = sorted(dict.fromkeys(row[names[1]] for row in rows), key=len)[: len(names)]
         for i, k in missing.nonzero().tolist():
@@ -59,14 +59,15 @@ class RowCollator(SentenceTransformerDataCollator):
 
 
 class ScoreLabelCollator(RowCollator):
-    """Collator for datasets with a column ``score`` and, optionally, a column ``label``. The collator of
-    sentence-transformers does not support both columns together. The labels of a batch are ``{"score": float64 (B,),
-    "label": int64 (B,)}``, without "label" if the dataset lacks this column. (For ranks, see PairLoss.reads_order.)
+    """Collator for datasets with a column ``score`` and, optionally, a column ``label``. (sentence-transformers'
+    collator does not support datasets that have both columns.) A batch's labels are ``{"score": float64 (B,), "label":
+    int64 (B,)}``, without "label" if the dataset lacks this column. For ranks instead of scores, see
+    PairLoss.reads_order.
 
     Raise ValueError if a score is not a number, or if a label is neither a whole number (larger = less related) nor the
     name of an NLI class. Datasets without a column ``score`` are collated as in sentence-transformers.
 
-    `raoe_train.Trainer` uses this collator for pair losses. With another trainer, pass the prompts of its training
+    `raoe_train.Trainer` uses this collator for pair losses. With another trainer, pass the prompts from its training
     arguments to the collator:
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
@@ -86,16 +87,16 @@ class ScoreLabelCollator(RowCollator):
 
 
 class TextCollator(RowCollator):
-    """Collator that adds the texts of the columns to the labels, for losses with a teacher or guide. The labels of a
-    batch are {"texts": one list of B texts (without prompts) per column}. If negatives are missing, the labels also
-    contain "missing" (see RowCollator)."""
+    """Collator that adds each column's texts to the labels, for losses with a teacher or guide. A batch's labels are
+    {"texts": one list of B texts (without prompts) per column}. If negatives are missing, the labels also contain
+    "missing" (see RowCollator)."""
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         labels = self.valid_label_columns
         rows = [{name: value for name, value in row.items() if name not in labels} for row in features]
         batch = super().__call__(rows)
         columns = [name for name in (rows[0] if rows else ()) if name != "dataset_name"]
-        # the loss ignores missing texts, so fill their places with the positive of the row
+        # the loss ignores missing texts, so fill their places with the row's positive
         texts = [[row[columns[1]] if row[name] is None else row[name] for row in rows] for name in columns]
         return batch | {"label": {**(batch.get("label") or {}), "texts": texts}}
 
@@ -104,9 +105,9 @@ class ListCollator(SentenceTransformerDataCollator):
     """Collator for lists of sentences, for ListMLELoss.
 
     Each row contains `sentences`, a list of n texts, and optionally `label`, the teacher's n x n values as a flat list.
-    A batch is one tokenized column with the sentences of all lists in order, and the labels {"lengths": int64 (B,),
-    "teacher": float32 (B, m, m)}. Here, m is the length of the longest list, and smaller matrices are padded with 0.
-    Without the column `label`, the labels lack "teacher".
+    A batch consists of one tokenized column, with the sentences of all lists in order, and the labels {"lengths": int64
+    (B,), "teacher": float32 (B, m, m)}. Here, m is the length of the longest list, and smaller matrices are padded with
+    0. If the column `label` is missing, the labels contain no "teacher".
 
     Raise ValueError for a missing column `sentences`, an empty list, or a wrong number of teacher values.
     """
@@ -167,11 +168,11 @@ def columns_of(batch: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
 
 class PlanningCollator:
     """Collator that replaces the columns of another collator's batch with a plan (see ByLength.plan), so that
-    DataLoader workers plan batches while the device computes. If the loss has no `plan`, batches stay unchanged.
+    DataLoader workers plan batches while the device computes. If the loss has no `plan`, batches are not changed.
 
     Args:
         collate: the collator whose batches are planned.
-        loss: the loss of the trainer, or {name of a dataset: its loss}.
+        loss: the trainer's loss, or {dataset name: loss}.
 
     Attributes:
         tokenizer: the RowTokenizer that replaces the encoder's `preprocess`, or None.
@@ -179,7 +180,7 @@ class PlanningCollator:
 
     def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], loss: Any) -> None:
         losses = loss if isinstance(loss, Mapping) else {None: loss}
-        # not the losses, because workers of a DataLoader get a copy of the collator
+        # planners instead of losses, because each DataLoader worker gets a copy of the collator
         self.planners = {name: each.planner() if hasattr(each, "plan") else None for name, each in losses.items()}
         self.allow_missing = {name for name, each in losses.items() if _allows_missing(each)}
         self.collate: Any = collate
@@ -193,14 +194,14 @@ class PlanningCollator:
             self.collate.preprocess_fn = self.tokenizer
 
     def pretokenize(self, datasets: Iterable[Any], bar: bool = True) -> None:
-        """Tokenize all texts of `datasets` once, so that later batches only copy tokens. `bar`: show progress."""
+        """Tokenize all texts in `datasets` once, so that later batches only copy tokens. `bar`: show a progress bar."""
         texts = dict[str, None]()
 
         def collect(inputs: list[str], prompt: str | None = None, **_: Any) -> dict[str, Any]:
             texts.update(dict.fromkeys((prompt or "") + text for text in inputs))
             return {}
 
-        collate: Any = copy.copy(self.collate)  # only this collator knows the columns of texts, and their prompts
+        collate: Any = copy.copy(self.collate)  # only this collator knows which columns contain texts, and the prompts
         collate.preprocess_fn = collect
         for dataset in datasets:
             for start in tqdm(range(0, len(dataset), CHUNK), "reading texts to tokenize", disable=not bar):

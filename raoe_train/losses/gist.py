@@ -18,26 +18,27 @@ MarginStrategy = Literal["absolute", "relative"]
 class GISTLoss(InBatchLoss):
     """InfoNCE without likely false negatives, which a guide encoder detects (GISTEmbed, Solatorio 2024).
 
-    If no text occurs twice, the value equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss with
+    If no text occurs twice, the loss equals that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss with
     temperature 1 / scale. The guide encodes the texts in `labels`, which TextCollator adds.
 
     Args:
         model, scale, **contrastive: arguments of InBatchLoss. With gather_across_devices, contrast_anchors uses the
             anchors of all processes. (sentence-transformers uses only the anchors of the same process.)
-        embed: the guide, a SentenceTransformer or a function from n sentences to embeddings, [n, D'] float32, of any
-            dimension D'. The guide is not a submodule of the loss, so it is not trained, moved to a device or saved.
-            In recipes, the section `teacher` sets it (raoe_train.encoders.embed.embedder).
-        margin_strategy: absolute or relative. If p is the guide's cosine of the positive pair, a negative is excluded
-            if its guide cosine exceeds p - margin (absolute) or p - margin x |p| (relative)
-        margin: by how much the guide's cosine of the positive pair must exceed the cosine of a negative; otherwise the
-            negative is excluded. If margin is below 0, the positive pair is kept (sentence-transformers excludes it)
-        contrast_anchors: also use other anchors as negatives of an anchor
-        contrast_positives: also use other positives as negatives of a positive
+        embed: the guide, which is a SentenceTransformer or a function that maps n sentences to float32 embeddings
+            [n, D'] of any dimension D'. The guide is not a submodule of the loss, so it is not trained, moved to a
+            device or saved. In recipes, the section `teacher` sets the guide (raoe_train.encoders.embed.embedder).
+        margin_strategy: absolute or relative. Let p be the guide's cosine for the positive pair. A negative is excluded
+            if the guide's cosine for this negative exceeds p - margin (absolute) or p - margin x |p| (relative)
+        margin: by how much the guide's cosine for the positive pair must exceed its cosine for a negative; otherwise
+            the negative is excluded. If margin is below 0, the positive pair is kept (sentence-transformers excludes
+            the positive pair)
+        contrast_anchors: also use other anchors as negatives for each anchor
+        contrast_positives: also use other positives as negatives for each positive
     """
 
     reads = ROWS_WITH_TEXTS
     asks_teacher = True
-    _embed: Any = None  # a function of the loss, which copies for planning do not get (without_modules)
+    _embed: Any = None  # the guide as a function, which is None in copies for planning (see without_modules)
     cites: ClassVar[tuple[str, ...]] = ("solatorio2024gistembed",)
 
     def __init__(
@@ -57,7 +58,7 @@ class GISTLoss(InBatchLoss):
         self.margin = margin
         self.contrast_anchors = contrast_anchors
         self.contrast_positives = contrast_positives
-        vars(self)["_embed"] = getattr(embed, "encode", embed)  # even a module does not become a submodule
+        vars(self)["_embed"] = getattr(embed, "encode", embed)  # so that a module is not registered as a submodule
         self._guided: tuple[Any, list[Tensor]] = (None, [])
 
     def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:

@@ -1,4 +1,4 @@
-"""Base class of losses with in-batch negatives, and the text ids that it uses to find duplicate texts."""
+"""Base class for losses with in-batch negatives, and the text ids that it uses to find duplicate texts."""
 
 import warnings
 from abc import abstractmethod
@@ -15,28 +15,28 @@ from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss, gather_rows
 from raoe_train.losses.collators import ROWS
 
-NO_CANDIDATE = -(2**31)  # id of a text that is no negative of any anchor, see `ignore` of info_nce_loss
+NO_CANDIDATE = -(2**31)  # id of a text that is not a negative for any anchor, see `ignore` of info_nce_loss
 MISSING = torch.iinfo(torch.int64).min  # text id of a missing negative
 ANCHOR_DIRECTIONS = {"query_to_query", "doc_to_query"}  # directions whose candidates are anchors
 Ids = tuple[Tensor, Tensor] | None
-"""(ids of anchors, ids of other texts) in all processes; texts with equal ids are no negatives. None if all differ. See
-`ignore` of info_nce_loss: texts have one id, or several if chains of texts need them."""
+"""(ids of anchors, ids of other texts) in all processes, or None if all ids differ. Texts with the same id are not used
+as negatives for each other (see `ignore` of info_nce_loss). Texts have one id or several (see duplicate_ids)."""
 
 
 class InBatchLoss(CachedLoss):
-    """Base class of losses that train an anchor to be more similar to its positive than to other texts of the batch.
+    """Base class for losses that train each anchor to be more similar to its positive than to other texts in the batch.
 
-    The columns are anchor, positive and any number of hard negatives, with the same number of rows. Rows can lack
+    The columns are anchor, positive and any number of hard negatives, all with the same number of rows. Rows can lack
     negatives (see RowCollator). Logits are computed in chunks and not stored, so memory is linear in the batch size.
 
     Args:
-        model, scale, **cached: see CachedLoss. With gather_across_devices, texts of all processes are negatives, and
+        model, scale, **cached: see CachedLoss. With gather_across_devices, texts from all processes are negatives, and
             duplicates are masked across processes. Each process returns the mean over its own pairs, so the mean over
-            processes and DistributedDataParallel's gradient equal the loss and gradient of the whole batch.
-        mask_duplicates: exclude false negatives: texts that equal the anchor, or a positive of the same anchor in any
-            row. (Directions between anchors exclude anchors with the same positives.) The anchor's own positive is
-            never excluded. Texts are equal if their tokens are equal (with prompts, after truncation). Columns that are
-            not texts raise an error
+            processes is the whole batch's loss, and DistributedDataParallel's gradient is the whole batch's gradient.
+        mask_duplicates: exclude false negatives: texts that equal the anchor, or that equal any of the anchor's
+            positives in any row. (Directions between anchors exclude anchors with the same positives.) The row's own
+            positive is never excluded. Texts are equal if their tokens (with prompts, after truncation) are equal.
+            Columns that do not contain text raise an error
     """
 
     reads, allows_missing = ROWS, True  # negatives of a row may be missing
@@ -94,8 +94,8 @@ class InBatchLoss(CachedLoss):
         """Return the mean loss over the rows of this process."""
 
     def gather(self, column: Tensor) -> Tensor:
-        """Return a column with the rows of all processes. Without gather_across_devices, return it unchanged. Gather
-        each column separately, because gathering concatenated columns would mix their rows."""
+        """Return a column with the rows from all processes. Without gather_across_devices, return the column unchanged.
+        Gather each column separately, because gathering concatenated columns would mix their rows."""
         return gather_rows(column) if self.gather_across_devices else column
 
     def targets(self, own: Tensor) -> Tensor | None:
@@ -112,8 +112,8 @@ class InBatchLoss(CachedLoss):
         directions: tuple[str, ...] = ("query_to_doc",),
         **form: Any,
     ) -> Tensor:
-        """Compute info_nce_loss of this process's anchors, with the columns of all processes. `guide` lists the guide's
-        embeddings (B, G) of each column. `form` contains other keyword arguments of info_nce_loss."""
+        """Compute info_nce_loss for this process's anchors, with the columns from all processes. `guide` is a list with
+        the guide's embeddings (B, G) of each column. `form` contains other keyword arguments of info_nce_loss."""
         own, targets = embeddings[0], self.targets(embeddings[0])
         positives, *columns = map(self.gather, embeddings[1:])
         is_alone = len(positives) == 1 and torch.is_grad_enabled()
@@ -134,10 +134,10 @@ class InBatchLoss(CachedLoss):
 
 def duplicate_ids(texts: Tensor) -> Ids:
     """Convert text ids (N, columns) to Ids, which tell the loss function which texts to exclude from an anchor's
-    negatives. Return None if no text occurs twice and none is missing, as in most batches. The loss function then skips
-    the comparison of ids. On a GPU, this function synchronizes with the device.
+    negatives. If no text occurs twice and none is missing, as in most batches, return None. In this case, the loss
+    function does not compare ids. On a GPU, this function synchronizes with the device.
 
-    The negatives of a query exclude its own text and all of its positives, in any row. Queries with the same positives
+    A query's negatives exclude the query itself and all of its positives, in any row. Queries with the same positives
     share an id. Queries that share only some positives must not share an id. For example, with the pairs (q1, A), (q1,
     B), (q2, B) and (q2, C), a shared id would also exclude C from the negatives of q1. In such batches, each text has a
     list of ids: B has the id of q1 at one index of its list, and the id of q2 at another.
@@ -145,7 +145,7 @@ def duplicate_ids(texts: Tensor) -> Ids:
     number = torch.unique(texts, return_inverse=True)[1]
     anchors, columns, count = number[:, 0], number[:, 1:].T.flatten(), int(number.max()) + 1
     missing = texts[:, 1:].T.flatten() == MISSING
-    own = anchors[torch.isin(anchors, columns)]  # queries that are also a column
+    own = anchors[torch.isin(anchors, columns)]  # queries that also occur in other columns
     pairs = torch.cat([anchors * count + number[:, 1], own * count + own]).unique()
     queries, left_out = pairs // count, pairs % count
     repeats = torch.bincount(columns, minlength=count)[left_out].max() > 1
@@ -154,7 +154,7 @@ def duplicate_ids(texts: Tensor) -> Ids:
     texts_of: dict[int, list[int]] = {}
     for query, text in zip(queries.tolist(), left_out.tolist(), strict=True):
         texts_of.setdefault(query, []).append(text)
-    places = list[dict[int, int]]()  # for each place {text: id}
+    places = list[dict[int, int]]()  # one {text: id} per place
     of_query, chosen = dict[int, tuple[int, int]](), dict[tuple[int, ...], tuple[int, int]]()
     for query, each in texts_of.items():
         if (key := tuple(each)) not in chosen:
@@ -164,7 +164,7 @@ def duplicate_ids(texts: Tensor) -> Ids:
             places[place].update(dict.fromkeys(each, query))
             chosen[key] = place, query
         of_query[query] = chosen[key]
-    # by default, ids that are equal to no other id
+    # by default, each id differs from all other ids
     ids = (-1 - torch.arange(len(anchors) + len(columns), device=texts.device))[:, None].repeat(1, len(places))
     rows = [of_query[query] for query in anchors.tolist()]
     for place, names in enumerate(places):
@@ -182,9 +182,8 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     """Return the int64 ids (B,) of a column's texts. Texts with equal tokens get equal ids, in any column and process,
     and with padding on either side.
 
-    Each token and its position are hashed to 64 bits with the finalizer of splitmix64, and the id of a text is the sum
-    of its hashes. The ids are computed on the device of the tokens. Two distinct texts have the same id with a
-    probability of 2^-64.
+    Each token and its position are hashed to 64 bits with splitmix64's finalizer, and a text's id is the sum of its
+    hashes. The ids are computed on the tokens' device. Two distinct texts have the same id with a probability of 2^-64.
     """
     tokens = features.get("input_ids")
     texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features

@@ -1,4 +1,4 @@
-"""InfoNCE with all options of sentence-transformers, and AnglE's extension of InfoNCE."""
+"""InfoNCE with all of sentence-transformers' options, and AnglE's extension of InfoNCE."""
 
 from typing import Any, ClassVar, Literal, TypedDict
 
@@ -27,23 +27,23 @@ RANKS = (2, 0, 1)  # ranks of positive, negative (contradiction) and neutral by 
 
 
 class InfoNCELoss(OneSweep, InBatchLoss):
-    """Train each anchor to find its positive among all positives and negatives of the batch, with ``info_nce_loss``.
+    """Train each anchor to find its positive among all positives and negatives in the batch, with ``info_nce_loss``.
 
-    With one hard negative per row, the loss is Eq. 6 of the BeLLM paper. If no text occurs twice, the value equals that
+    With one hard negative per row, the loss is Eq. 6 of the BeLLM paper. If no text occurs twice, the loss equals that
     of sentence-transformers' MultipleNegativesRankingLoss with cos_sim and the same options.
 
     Args:
-        model, scale, **contrastive: see InBatchLoss and OneSweep. With matryoshka_dims, one pass computes all widths,
-            except with several joint directions or hardness_mode, which take one pass per width.
-        symmetric: also train positives to find their anchors; the loss is the mean of both directions. Short for
+        model, scale, **contrastive: see InBatchLoss and OneSweep. With matryoshka_dims, one pass computes the loss for
+            all widths; with several joint directions or with hardness_mode, each width takes one pass.
+        symmetric: also train positives to find their anchors; the loss is the mean over both directions. Short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-        directions: kinds of pairs in the softmax, see ``info_nce_loss``; query_to_doc is required. GTE's loss
+        directions: kinds of pairs in the softmax (see ``info_nce_loss``); query_to_doc is required. GTE's loss
             (Li et al. 2023) uses query_to_doc, query_to_query, doc_to_query and doc_to_doc
         partition_mode: joint uses one softmax over all directions; per_direction averages one loss per direction, and
             allows only query_to_doc and doc_to_query
         hardness_mode: add hardness_strength x cosine, without gradient, to the logits of these negatives:
             in_batch_negatives (Lan et al. 2025), hard_negatives (the row's own, as in EmbeddingGemma) or all_negatives
-        hardness_strength: factor for the cosines of hardness_mode; 9 in Lan et al. 2025, 5 in EmbeddingGemma
+        hardness_strength: factor for the cosines in hardness_mode; 9 in Lan et al. 2025, 5 in EmbeddingGemma
     """
 
     cites: ClassVar[tuple[str, ...]] = ("oord2018representation", "li2024bellm")
@@ -97,13 +97,13 @@ class AnglEContrastiveLoss(InfoNCELoss):
     Implementation for Ablations").
 
     The columns are anchor, positive, negative and optionally neutral. InfoNCE uses neutrals as additional hard
-    negatives. The angular part is CoSENT over ``pairwise_angle_sim`` between each anchor and the other texts of its
+    negatives. The angular part is CoSENT over ``pairwise_angle_sim`` between each anchor and the other texts in its
     row. The loss trains the angles to satisfy Angle(positive) < Angle(neutral) < Angle(negative), also across anchors.
     The appendix uses only InfoNCE and the angular part. The original AnglE (recipe `angle`) also adds CoSENT over the
-    cosines of the same pairs, and uses scale 1 for angles.
+    cosines of the same pairs, and uses a scale of 1 for angles.
 
     Args:
-        model, scale, **contrastive: see InfoNCELoss. All parts use `scale`.
+        model, scale, **contrastive: see InfoNCELoss. By default, all parts use `scale`.
         angle_weight: weight of the angular part
         angle_scale: scale of the angular part; by default, `scale`
         cosine_weight: weight of CoSENT over cosines
@@ -137,7 +137,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
     def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
-        """Return CoSENT over the similarities of each anchor and the other texts of its row, with the scores RANKS."""
+        """Return CoSENT over the similarities between each anchor and the other texts in its row, scored by RANKS."""
         anchor, *rest = embeddings
         first, second = anchor.repeat(len(rest), 1), torch.cat(rest)
         widths = self.dims or (anchor.shape[1],)

@@ -1,4 +1,4 @@
-"""Keep is a regularizer that keeps embeddings close to those before training."""
+"""Keep is a regularizer that keeps embeddings close to their values before training."""
 
 import copy
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from raoe_train.data.columns import NAMES
 
 
 class Keep:
-    """Regularizer for any loss: the mean of 1 - cos(embedding, embedding before training) over the distinct texts of a
+    """Regularizer for any loss: the mean of 1 - cos(embedding, embedding before training) over the distinct texts in a
     batch. With several processes, each process averages over its own batch.
 
-    The regularizer is the less-forget constraint of Hou and others (2019, equation 6), with the encoder before training
-    as the old model. Results: docs/adapt.md.
+    The regularizer is the less-forget constraint of Hou et al. (2019, Eq. 6), with the encoder before training as the
+    old model. Results: docs/adapt.md.
 
     Args:
         model: the encoder before training, which is copied and frozen. The copy encodes every batch without dropout, so
-            a step takes a third longer, and the weights are in memory twice.
-        weight: weight of the regularizer, at least 0.
+            a step takes a third longer than without the regularizer, and the weights are in memory twice.
+        weight: the regularizer's weight, at least 0.
     """
 
     def __init__(self, model: Any, weight: float) -> None:
@@ -40,8 +40,8 @@ class Keep:
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     """Return the regularizer's weight `keep` as a number. The value "auto" means 0.3 for queries and passages, and for
     scores with only two values, such as two classes. Otherwise, "auto" means 0. For scores with more values, averaging
-    the encoder's weights before and after training works as well as the regularizer on other texts, and better on the
-    target data (docs/adapt.md).
+    the encoder's weights from before and after training works as well as the regularizer on other texts, and better
+    than the regularizer on the target data (docs/adapt.md).
     """
     if keep != "auto":
         return keep

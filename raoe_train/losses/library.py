@@ -1,4 +1,4 @@
-"""Losses of sentence-transformers for recipes, as subclasses that declare the training data that they need."""
+"""sentence-transformers losses for recipes, as subclasses that declare what training data they need."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ Distance = Literal["cosine", "euclidean"]
 
 
 class CosineSimilarityLoss(Loss, losses.CosineSimilarityLoss):
-    """Mean squared error between cosines and scores, the mean of (cosine - score)²."""
+    """Mean squared error between cosines and scores: the mean of (cosine - score)²."""
 
     reads = COSINES
 
@@ -35,7 +35,7 @@ class TripletLoss(Loss, losses.TripletLoss):
 
     Args:
         margin: how much farther from the anchor the negative must be than the positive
-        distance: distance function of two embeddings
+        distance: distance function for two embeddings
     """
 
     reads = ONE_NEGATIVE
@@ -49,8 +49,8 @@ class _Siamese(Loss):
     """Base class of ContrastiveLoss and OnlineContrastiveLoss.
 
     Args:
-        margin: dissimilar pairs at this distance or farther have loss 0
-        distance: distance function of two embeddings
+        margin: distance at or above which the loss of dissimilar pairs is 0
+        distance: distance function for two embeddings
     """
 
     reads = LABELLED_PAIRS
@@ -66,12 +66,12 @@ class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
 
 
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
-    """Contrastive loss of only the hard pairs of a batch: the sum of distance² or max(0, margin - distance)²."""
+    """Contrastive loss over only the hard pairs in a batch: the sum of distance² or max(0, margin - distance)²."""
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
     """Cross entropy of a linear classifier that predicts the three NLI classes from (u, v, |u - v|), where u and v are
-    the embeddings of a pair (SBERT, Reimers and Gurevych 2019, section 3). The classifier is not saved."""
+    the embeddings of a pair's two texts (SBERT, Reimers and Gurevych 2019, section 3). The classifier is not saved."""
 
     reads = CLASSES
 

@@ -16,26 +16,28 @@ TieOrder = Literal["ordinal", "random"]
 
 
 class ListMLELoss(CachedLoss):
-    """Train each sentence of a list to rank the list's sentences in the teacher's order, with ``list_mle_loss``.
+    """Train each sentence in a list to rank the list's sentences in the teacher's order, with ``list_mle_loss``.
 
-    A list of n sentences gives n rows of cosines. Row j contains the model's cosines of sentence x_j with *every*
-    sentence of the list, including x_j itself, as in the ranking-sentences paper (Eq. 8 and 9) and its code. The target
-    of row j is row j of the symmetric matrix refine_similarity(teacher's cosines, omega). Without a teacher ("ranking
-    only"), the target of x_k in row j is -|k - j|, so sentences nearer to x_j in the list rank first (Eq. 5).
+    A list of n sentences gives n rows of cosines. Row j contains the model's cosines between sentence x_j and *every*
+    sentence in the list, including x_j itself, as in the ranking-sentences paper (Eq. 8 and 9) and its code. The target
+    for row j is row j of the symmetric matrix refine_similarity(teacher's cosines, omega). Without a teacher ("ranking
+    only"), the target for x_k in row j is -|k - j|, so sentences nearer to x_j in the list rank higher (Eq. 5).
 
-    The loss is the mean over all rows of the batch. Each list is therefore weighted by its number of sentences, as in
+    The loss is the mean over all rows in the batch. Each list is therefore weighted by its number of sentences, as in
     the paper, which sums over the rows of a list. Lists are not compared with each other.
 
-    A batch is one column with the sentences of all lists in order. The labels come from ListCollator: {"lengths":
-    number of sentences in each list (B,), "teacher": (B, n, n), where n is the longest length and padding is ignored}.
+    A batch is one column that contains the sentences of all lists in order. The labels come from ListCollator:
+    {"lengths": number of sentences in each list (B,), "teacher": (B, n, n), where n is the longest length and padding
+    is ignored}.
 
     Args:
-        model, scale, **cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
+        model, scale, **cached: see CachedLoss; a scale of 20 corresponds to the paper's temperature of 0.05. With
             gather_across_devices, a process's loss is weighted by its number of sentences, so the mean over processes
-            and DistributedDataParallel's gradient equal the loss and gradient of the whole batch. Texts are not
-            gathered.
+            is the whole batch's loss, and DistributedDataParallel's gradient is the whole batch's gradient. Texts are
+            not gathered.
         ties: how to order sentences with equal teacher values; ordinal keeps the order of the list, random shuffles
-            them at every call, as the paper's code does. Without a teacher, both neighbours of x_j always tie
+            these sentences at every call, as the paper's code does. Without a teacher, both neighbours of x_j always
+            tie
     """
 
     reads = LISTS
@@ -58,7 +60,7 @@ class ListMLELoss(CachedLoss):
         labels lack "lengths"."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             got = f"{len(embeddings)} columns and {type(labels).__name__} labels"
-            raise ValueError(f"ListMLELoss needs one column and the labels of raoe_train.ListCollator; got {got}")
+            raise ValueError(f"ListMLELoss needs one column and the labels from raoe_train.ListCollator; got {got}")
         (column,) = embeddings
         lengths = labels["lengths"].to(column.device)
         teacher = labels.get("teacher")
@@ -70,14 +72,14 @@ class ListMLELoss(CachedLoss):
         place = torch.arange(longest, device=column.device)
         real = place < lengths[:, None]
         starts = (lengths.cumsum(0) - lengths)[:, None]
-        # Unit rows, at least in float32. The padding of a list holds sentences of the next list, which the mask hides.
+        # Normalize rows, at least in float32. A list's padding holds sentences of the next list, which the mask hides.
         wide = column if column.dtype == torch.float64 else column.float()
         lists = nn.functional.normalize(wide, dim=1)[(starts + place).clamp(max=len(column) - 1)]
         with torch.autocast(column.device.type, enabled=False):  # bfloat16 is too coarse for a ranking
             student = lists @ lists.transpose(1, 2)
         mask = real[:, :, None] & real[:, None, :]
         rows = len(mask) * longest
-        # Rows of padding have loss 0 but count in the mean, so the mean is rescaled to the N real rows below.
+        # Padding rows have loss 0 but count in the mean, so the mean is rescaled to the N real rows below.
         student, teacher, mask = (each.reshape(rows, longest) for each in (student, teacher, mask))
         loss = list_mle_loss(student, teacher, scale=self.scale, mask=mask, ties=self.ties)
         size = torch.tensor([len(column)], device=column.device)

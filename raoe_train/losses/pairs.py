@@ -1,4 +1,4 @@
-"""Losses of scored pairs (base class, CoSENT, AnglE and Pearson's correlation), and calibration of their scale."""
+"""Losses for scored pairs (base class, CoSENT, AnglE and Pearson's correlation), and calibration of their scale."""
 
 import copy
 from abc import abstractmethod
@@ -20,16 +20,17 @@ from raoe_train.losses.collators import SCORED_PAIRS
 
 
 class PairLoss(CachedLoss):
-    """A loss of scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar loss
-    or LossParts from (B,) tensors. `label` is None unless the loss needs NLI labels. `raoe_train.losses` lists the
+    """A loss for scored pairs. A subclass implements ``of_pairs(similarity, score, label)``, which returns a scalar
+    loss or LossParts from (B,) tensors. `label` is None unless the loss needs NLI labels. `raoe_train.losses` lists the
     kinds of labels that pair losses accept. If the subclass also inherits from OneSweep, `similarity` can have shape
     (K, B) for K widths, and the loss then has shape (K,).
 
     Attributes:
-        exact_scores: whether of_pairs gets scores in their own dtype, not in that of similarity.
-        reads_order: whether the loss reads only the order of the scores. If so, float32 ranks replace the scores of
-            batches that are prepared on the CPU, which all kernels sort faster. Subclasses do not inherit this, because
-            they may read values: a class that reads only the order sets it itself.
+        exact_scores: whether of_pairs gets scores in their own dtype, instead of the dtype of `similarity`.
+        reads_order: whether the loss reads only the order of the scores. If so, when a batch is prepared on the CPU,
+            its scores are replaced by float32 ranks, because all kernels sort ranks faster than float64 scores.
+            Subclasses do not inherit reads_order, because they may read the values of scores: each class that reads
+            only the order must set reads_order itself.
     """
 
     reads = SCORED_PAIRS
@@ -39,8 +40,8 @@ class PairLoss(CachedLoss):
     _checked_labels = False
 
     def prepare_labels(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        # On the CPU, all batches are checked. On a GPU, a check would wait for the device: check only
-        # the first batch.
+        # On the CPU, all batches are checked. On a GPU, a check would wait for the device, so only the first batch is
+        # checked.
         on_gpu = any(getattr(x, "is_cuda", False) for x in features[0].values())
         if labels is not None and not (on_gpu and self._checked_labels):
             self._checked_labels = True
@@ -53,10 +54,10 @@ class PairLoss(CachedLoss):
         return super().prepare_labels(features, labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """Return the loss of two columns of (B, D) embeddings.
+        """Return the loss for two columns of (B, D) embeddings.
 
         Raises:
-            ValueError: there are not exactly two columns or not exactly B labels, or a label is NaN.
+            ValueError: the number of columns is not 2, the number of labels is not B, or a label is NaN.
         """
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} expects 2 columns of sentences, got {len(embeddings)}")
@@ -74,7 +75,7 @@ class PairLoss(CachedLoss):
         return loss.sum()
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the similarity of each pair of (B, D) embeddings, as a tensor (B,) or, for K widths, (K, B)."""
+        """Return the similarities of B pairs of embeddings, as a tensor of shape (B,) or, for K widths, (K, B)."""
         return pairwise_cosine(a, b, dims=self.dims)
 
     @abstractmethod
@@ -83,7 +84,7 @@ class PairLoss(CachedLoss):
 
     def targets(self, labels: Any, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return (score, label), each of shape (B,), from any kind of labels. `label` is None unless the loss needs NLI
-        labels. Values of labels on a GPU are not checked."""
+        labels. If the labels are on a GPU, their values are not checked."""
         name, needs_label = type(self).__name__, self.needs_label(vars(self))
         if isinstance(labels, Mapping):
             score, label = (self._tensor(labels.get(key)) for key in ("score", "label"))
@@ -120,12 +121,12 @@ class PairLoss(CachedLoss):
 
 
 class CoSENTLoss(OneSweep, PairLoss):
-    """CoSENTLoss of sentence-transformers, with the same arguments and values, plus the arguments of CachedLoss.
+    """sentence-transformers' CoSENTLoss, with the same arguments and loss values, plus the arguments of CachedLoss.
 
     Args:
         model, scale, **cached: arguments of OneSweep.
-        similarity_fct: function from two (B, D) tensors to (B,) similarities. matryoshka_dims work only with the
-            default, cosines; with another function, use a MatryoshkaLoss.
+        similarity_fct: function from two (B, D) tensors to (B,) similarities. matryoshka_dims works only with the
+            default function (cosine similarity); with any other function, use MatryoshkaLoss.
     """
 
     exact_scores = reads_order = True
@@ -141,7 +142,7 @@ class CoSENTLoss(OneSweep, PairLoss):
         super().__init__(model, scale, **cached)
         self.similarity_fct = similarity_fct
         if self.dims and similarity_fct is not util.pairwise_cos_sim:
-            raise ValueError("matryoshka_dims work only with cosines: for another similarity_fct, use MatryoshkaLoss")
+            raise ValueError("matryoshka_dims works only with cosines: for another similarity_fct, use MatryoshkaLoss")
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         return super().similarity(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
@@ -151,17 +152,18 @@ class CoSENTLoss(OneSweep, PairLoss):
 
 
 class AnglELoss(PairLoss):
-    """AnglELoss of sentence-transformers: CoSENT over ``pairwise_angle_sim``, with the same arguments and values.
+    """sentence-transformers' AnglELoss: CoSENT over ``pairwise_angle_sim``, with the same arguments and loss values.
 
     More than two columns are read as an anchor, its positive and its negatives. The score of the positive is the label,
-    or 1 without labels. The score of each negative is 1 minus the score of the positive. For arguments, see CachedLoss.
+    or 1 if there are no labels. The score of each negative is 1 minus the score of the positive. For the arguments, see
+    CachedLoss.
     """
 
     exact_scores = reads_order = True
     cites = ("li2024angle",)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        # before version 6.2, sentence-transformers saves embeddings for backward, also those of inference mode
+        # before version 6.2, sentence-transformers saves embeddings for backward, even those from inference mode
         a, b = (x.clone() if x.is_inference() else x for x in (a, b))
         return util.pairwise_angle_sim(a, b)
 
@@ -178,11 +180,11 @@ class AnglELoss(PairLoss):
 
 
 class PearsonLoss(OneSweep, PairLoss):
-    """1 minus Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
+    """1 minus Pearson's correlation between the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
     The loss does not change if the same number is added to all scores, or if all scores are multiplied by a positive
     number. The range of the scores therefore does not matter. PearsonLoss has no temperature, and ignores `scale`. If
-    all scores of a batch are equal, the gradient is 0.
+    all scores in a batch are equal, the gradient is 0.
     """
 
     exact_scores = True
@@ -205,21 +207,21 @@ PAIRS = 1024  # calibrate encodes this many pairs, or one batch if a batch is la
 def calibrate(
     model: SentenceTransformer, loss: PairLoss, pairs: Dataset, *, batch_size: int = 64, seed: int = 42, **encode: Any
 ) -> float:
-    """Find the scale, among 25 values from 1 to 64, at which a loss of scored pairs is smallest before training.
+    """Find the scale, among 25 values from 1 to 64, at which a loss for scored pairs is smallest before training.
 
     At larger scales, training can lower the loss by making all cosines similar (docs/lab/study.md). The RAOE paper's
     scale of 20 suits scores that another encoder computed. Human scores are noisier and need a smaller scale.
 
     Args:
-        model: a SentenceTransformer, which encodes up to 1,024 pairs (or one batch, if that is larger).
-        loss: a loss of scored pairs with any scale, such as ``rt.losses.RAOELoss(model)``.
-        pairs: a datasets.Dataset with two columns of texts, `score` and, if the loss needs it, `label`.
+        model: a SentenceTransformer, which encodes up to 1,024 pairs (or one batch, if a batch is larger).
+        loss: a loss for scored pairs with any scale, such as ``rt.losses.RAOELoss(model)``.
+        pairs: a datasets.Dataset with two text columns, `score` and, if the loss needs it, `label`.
         batch_size: pairs in a batch, as in training.
         seed: seed for drawing pairs.
         encode: arguments of the model's `encode`, such as the prompt used in training. A value can be {column: value}.
 
     Raises:
-        ValueError: `loss` is not a loss of scored pairs, or `pairs` lacks a column.
+        ValueError: `loss` is not a loss for scored pairs, or `pairs` lacks a column.
     """
     if not hasattr(model, "training"):
         raise ValueError(f"calibrate needs a loaded encoder, got {model!r}: pass rt.load_encoder(name)")
@@ -230,7 +232,7 @@ def calibrate(
         raise ValueError(f"calibrate needs a loss for scored pairs, such as CoSENTLoss, got {type(loss).__name__}")
     if len(texts) != 2 or "score" not in pairs.column_names:
         names = ", ".join(pairs.column_names)
-        raise ValueError(f"pairs must have two columns of texts and a column 'score', got columns {names}")
+        raise ValueError(f"pairs must have two text columns and a column 'score', got columns {names}")
     rows = min(len(pairs), max(PAIRS, batch_size))
     sample = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
 
@@ -248,7 +250,7 @@ def calibrate(
     @torch.no_grad()
     def total(scale: float) -> float:
         trial.scale, result = scale, 0.0
-        # use only full batches, because the loss of a smaller batch is not comparable
+        # use only full batches, because losses of different batch sizes are not comparable
         for first in range(0, rows - size + 1, size):
             batch = slice(first, first + size)
             embeddings = [column[batch] for column in columns]

@@ -1,4 +1,4 @@
-"""RAOE's objectives: rank margin, gated angular, and the sum of both."""
+"""RAOE's objectives: rank margin, gated angular, and the sum of the two."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -58,8 +58,8 @@ class GatedAngularLoss(OneSweep, _Gated):
 
     Args:
         model, scale, **cached: arguments of OneSweep; scale multiplies angles in radians.
-        gate: compare only pairs that differ in label and score (label+score, as in the paper), in score, or in label
-            (as in the paper's Table 8)
+        gate: compare only pairs that differ in label and score (label+score, as in the paper), in score (score), or in
+            label (label, as in the paper's Table 8)
 
     Labels are whole numbers from 0; a larger label means less related (entailment 0, neutral 1, contradiction 2).
     """
@@ -78,12 +78,12 @@ class GatedAngularLoss(OneSweep, _Gated):
 
 
 class RAOELoss(RankMarginLoss, _Gated):
-    """RAOE's objective (Eq. 1), the sum ``rank_weight`` x RankMarginLoss + ``angle_weight`` x GatedAngularLoss.
+    """RAOE's objective (Eq. 1): the sum ``rank_weight`` x RankMarginLoss + ``angle_weight`` x GatedAngularLoss.
 
     ``forward`` returns both weighted parts as ``{"rank": …, "angle": …}``. The trainer adds up the parts and logs each
-    of them. In your own loop, write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the
-    gradient of both parts is attached to ``rank``, and a MatryoshkaLoss around RAOELoss returns only the sum of both
-    parts.
+    part. In your own loop, write ``sum(loss(features, labels).values()).backward()``. With ``mini_batch_size``, the
+    gradient of both parts is attached to ``rank``, and a MatryoshkaLoss around RAOELoss returns only the sum of the
+    two parts.
 
     Args:
         model, scale, **cached: arguments of OneSweep.
@@ -91,7 +91,8 @@ class RAOELoss(RankMarginLoss, _Gated):
         rank_weight: weight of the rank part
         angle_weight: weight of the angular part
         ties: how to rank equal scores, as `method` of scipy's rankdata
-        gate: the angular part compares only pairs that differ in label and score (label+score), in score, or in label
+        gate: the angular part compares only pairs that differ in label and score (label+score), in score (score), or
+            in label (label)
     """
 
     reads_order = True

@@ -16,16 +16,16 @@ SCALE_BOUNDS = (1.0, 100.0)  # bounds of a learned scale, as in CLIP
 
 
 class SigmoidLoss(InBatchLoss):
-    """Classify every (anchor, text) pair of the batch as positive or negative, with ``sigmoid_loss``.
+    """Classify every (anchor, text) pair in the batch as positive or negative, with ``sigmoid_loss``.
 
-    If no text occurs twice, the value equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss.
+    If no text occurs twice, the loss equals that of SigLIP (Zhai et al. 2023) and of open_clip's SigLipLoss.
 
     Args:
         model, scale, **contrastive: arguments of InBatchLoss.
         bias: offset added to scale x cosine. At -10, nearly all pairs are classified as negatives at first, which suits
             batches with one positive per anchor
-        learn_scale: learn bias and scale, as parameters `logit_bias` and `log_scale` (the logarithm of the scale, which
-            stays between 1 and 100 as in CLIP). Set their learning rate, for example with
+        learn_scale: learn bias and scale, as the parameters `logit_bias` and `log_scale` (the logarithm of the scale,
+            which stays between 1 and 100 as in CLIP). Set the learning rate of these parameters, for example with
             training.learning_rate_mapping {log_scale|logit_bias: 1e-3}
     """
 
@@ -64,8 +64,8 @@ class SigmoidLoss(InBatchLoss):
         scale: Any = self.scale
         bias: Any = self.bias
         if self.learn_scale:
-            # DistributedDataParallel averages only gradients of the encoder: the mean over gathered
-            # copies averages these two
+            # DistributedDataParallel averages only the encoder's gradients; the mean over gathered copies averages
+            # the gradients of scale and bias
             scale = gather_rows(self._clamp_scale()[None]).mean(0).exp()
             bias = gather_rows(self.logit_bias[None]).mean(0)
         return sigmoid_loss(embeddings[0], columns, scale=scale, bias=bias, targets=targets, ignore=ignore)

@@ -1,4 +1,4 @@
-"""The section `training` of a recipe: the training arguments of sentence-transformers, under the same names."""
+"""The recipe section `training`: sentence-transformers' training arguments, under the same names."""
 
 import os
 import pkgutil
@@ -17,7 +17,7 @@ from raoe_train.processes import rank_and_world
 from raoe_train.settings import Training
 from raoe_train.training.run_directory import CHECKPOINTS
 
-LARGE = 50e6  # number of parameters above which an encoder is large
+LARGE = 50e6  # number of parameters above which an encoder counts as large
 RAOE_KEYS = ("patience", "min_steps", "by_length", "packed", "keep", "pretokenize")
 
 
@@ -33,8 +33,8 @@ def check_training(training: Training, has_dev: bool) -> None:
     loads_best = has_dev and training.eval_strategy != "no" and training.others.get("load_best_model_at_end", True)
     if training.save_strategy == "no" and loads_best:
         raise ValueError(
-            "with training.save_strategy 'no', no checkpoints are saved, so the best one cannot be selected on the dev "
-            "set: remove this setting, or save the last model with --training.eval_strategy no"
+            "with training.save_strategy 'no', no checkpoints are saved, so the best checkpoint cannot be selected on "
+            "the dev set: remove this setting, or save the last model with --training.eval_strategy no"
         )
     if training.eval_steps is not None and training.eval_strategy == "epoch":
         raise ValueError("training.eval_steps has no effect if training.eval_strategy is 'epoch': remove one of them")
@@ -57,7 +57,7 @@ def trainer_arguments(training: Training, output: Path, *, device: str | None, h
         recipe["tf32"] = True if not use_cpu and is_torch_tf32_available() else None
     # if only eval_steps is set, the strategy is steps
     strategy = recipe.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in recipe else "epoch")
-    interval = "epoch" if strategy == "no" else strategy  # a checkpoint per evaluation, so that the best can be loaded
+    interval = "epoch" if strategy == "no" else strategy  # a checkpoint per evaluation, to load the best one
     on_cuda = torch.cuda.is_available()
     arguments = {
         "output_dir": str(output / CHECKPOINTS),
@@ -83,7 +83,7 @@ def trainer_arguments(training: Training, output: Path, *, device: str | None, h
 
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Raise ValueError for values that SentenceTransformerTrainingArguments rejects, and for trackers that are not
-    installed. Under torchrun, this also starts the process group, which is needed before the trainer exists."""
+    installed. Under torchrun, this call also starts the process group, which is needed before the trainer exists."""
     rate = 1.0 if arguments["learning_rate"] == "auto" else arguments["learning_rate"]
     try:
         args = SentenceTransformerTrainingArguments(**{**arguments, "learning_rate": rate})
@@ -104,7 +104,7 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
             raise ValueError(f"float16 weights cannot be trained on a CPU with training.bf16 true: {advice}")
         bf16 = False
     elif encoder.saved_dtypes and not arguments.get("fp16") and training.bf16 is not False:
-        # multiply in bfloat16 if the device has units for it, or if frozen weights have 16 bits
+        # multiply in bfloat16 if the device has units for it, or if frozen weights are 16-bit
         is_partly_frozen = not all(weight.requires_grad for weight in encoder.parameters())
         bf16 = bf16 or is_partly_frozen or multiplies_bfloat16(use_cpu)
     rate = arguments["learning_rate"]
@@ -120,8 +120,9 @@ def for_encoder(training: Training, arguments: dict[str, Any], encoder: Any, dat
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
-    """Return whether the device multiplies bfloat16 in hardware: a GPU's tensor cores, or a CPU's AVX512-BF16 or AMX.
-    Other devices emulate bfloat16 in float32, which is slower. Return False if torch is too old to report this."""
+    """Return whether the device multiplies bfloat16 in hardware: a GPU in tensor cores, a CPU in AVX512-BF16 or AMX
+    units. Other devices emulate bfloat16, which is slower than float32. Return False if torch is too old to report a
+    CPU's capabilities."""
     if not use_cpu:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()

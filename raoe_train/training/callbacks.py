@@ -1,5 +1,5 @@
-"""Callbacks of the trainer, which measure time and memory, print and write the log, save a checkpoint at SIGINT or
-SIGTERM, and stop with an error if the loss or the weights are NaN or infinite."""
+"""Trainer callbacks, which measure time and memory, print and write the log, save a checkpoint on SIGINT or SIGTERM,
+and stop training with an error if the loss or the weights are NaN or infinite."""
 
 import json
 import logging
@@ -29,17 +29,17 @@ from raoe_train.training.report import NOT_SHOWN, SELECTING
 
 logger = logging.getLogger(__name__)
 STATUS = Path("/proc/self/status")
-EXTRA = "interrupted"  # file in a checkpoint that was written because of a signal
-MAX_ROWS = 16  # number of rows of a batch that an error shows
+EXTRA = "interrupted"  # file that marks a checkpoint written because of a signal
+MAX_ROWS = 16  # maximum number of a batch's rows that an error message shows
 LEFT = "weights became NaN or infinite after the optimizer step"
 READ_LATE = ("cuda",)  # devices whose loss is read in a later step, so that the GPU does not wait for the host
 IN_FLIGHT = 2  # number of steps whose losses may be unread when a step starts
 
 
 class Meter(TrainerCallback):
-    """Measures the peak memory of the training loop, and its duration without evaluation and checkpoints.
+    """Measures the training loop's peak memory, and its duration without evaluations and checkpoints.
 
-    Log entries that later callbacks receive also contain the speed of all processes since the last entry, as
+    Log entries that later callbacks receive also contain the total speed of all processes since the last entry, as
     "pairs_per_second" or, for batches that are not pairs, "rows_per_second". These entries also contain the loss's
     "scale" or, with several datasets, "scale_NAME". The trainer's own log history is not changed.
     """
@@ -103,8 +103,8 @@ class Meter(TrainerCallback):
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 
     def costs(self) -> dict[str, Any]:
-        """Return {"train_seconds", "train_steps", "train_rows"} since the last start or resume, and
-        "peak_memory_mb"."""
+        """Return {"train_seconds", "train_steps", "train_rows", "peak_memory_mb"}. The first three count from the last
+        start or resume."""
         return {
             "train_seconds": round(self.seconds, 3),
             "train_steps": self.last_step - self.first_step,
@@ -143,7 +143,7 @@ class LogLines(PrinterCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes the trainer's log as JSON lines. When a run resumes, lines that were logged after its checkpoint are
+    """Writes the trainer's log as JSON lines. When a run resumes, lines that were logged after the checkpoint are
     removed. With folds, each line contains its fold number ("fold"), and the lines of earlier folds are kept."""
 
     def __init__(self, path: Path, fold: int = 0) -> None:
@@ -171,7 +171,7 @@ class LogFile(TrainerCallback):
 
 
 class Interruption(TrainerCallback):
-    """Context manager: at SIGINT or SIGTERM, the trainer finishes the step, saves a checkpoint and stops with
+    """Context manager: on SIGINT or SIGTERM, the trainer finishes the step, saves a checkpoint and stops with
     KeyboardInterrupt. A second signal stops the trainer at once. A resumed run deletes the interruption's checkpoint
     before it saves its next regular checkpoint, so it ends with the same checkpoints as an uninterrupted run. Signals
     have their usual effect if the trainer saves no checkpoints, or runs in several processes, which would not stop at
@@ -213,16 +213,16 @@ class Interruption(TrainerCallback):
 class FiniteCheck(TrainerCallback):
     """Raises FloatingPointError if the loss or the weights are not finite, before the weights are saved or evaluated. A
     finite loss can have a gradient that is not finite. The weights are therefore checked too; otherwise, the error
-    would name the step after the faulty one. The trainer calls `start` before each step and `read` after it.
+    would name the step after the faulty one. The trainer calls `start` before each step and `read` after each step.
 
-    This callback also clears the gradients of the loss's own parameters, because sentence-transformers before version
-    6.2 does not clear them.
+    This callback also clears the gradients of the loss's own parameters, because sentence-transformers versions before
+    6.2 do not clear these gradients.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.batch: Any = None  # batch of the current or last step
-        self.before: Any = None  # batch of the step before
+        self.before: Any = None  # batch of the previous step
         self.unread = deque[Any]()  # (step, batch, loss, event) of steps whose losses are read late
 
     def start(self, batch: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ class FiniteCheck(TrainerCallback):
         self._read_late(IN_FLIGHT)
 
     def read(self, loss: Tensor) -> None:
-        """Check that the loss of the step is finite, at once or (on CUDA) when a later step starts."""
+        """Check that the step's loss is finite, either at once or, on CUDA, when a later step starts."""
         step = self.trainer.state.global_step + 1
         if loss.device.type in READ_LATE:
             copy = torch.empty_like(loss, device="cpu", pin_memory=loss.is_cuda).copy_(loss.detach(), non_blocking=True)
@@ -268,7 +268,7 @@ def has_finite_weights(model: Any) -> bool:
 
 
 def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) -> FloatingPointError:
-    """Return the error for a step whose loss or weights are not finite. Its message shows rows of the batch."""
+    """Return the error for a step whose loss or weights are not finite. The message shows rows from the batch."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
     if "plan" in batch:
         texts = texts_of(batch["plan"].runs)
@@ -281,7 +281,7 @@ def not_finite(trainer: Any, step: int, problem: str, batch: Mapping[str, Any]) 
     return FloatingPointError(
         "\n".join([f"step {step}: {problem}; the first rows of this step's batch, as the encoder reads them:", *lines])
         + f"\ntry a smaller training.learning_rate (now {trainer.args.learning_rate:g}){scales}, more warm-up, or "
-        "training.bf16 in place of fp16, and check these rows for invalid scores and empty sentences"
+        "training.bf16 instead of fp16, and check these rows for invalid scores and empty sentences"
     )
 
 
@@ -293,7 +293,7 @@ def write_events_to(trainer: Any, folder: Path) -> None:
 
 
 def peak_mb(cuda: bool) -> float:
-    """Return the peak memory in MB (10^6 bytes) of tensors on the CUDA device or, without CUDA, of this process."""
+    """Return the peak memory, in MB (10^6 bytes), of tensors on the CUDA device or, without CUDA, of this process."""
     if cuda:
         return torch.cuda.max_memory_allocated() / 1e6
     if STATUS.exists():  # ru_maxrss would include the peak of the parent process

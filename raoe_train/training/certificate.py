@@ -1,6 +1,6 @@
 """Choose the encoder that a run saves, based on scores on the dev set and on the guard (other texts). Candidates are
 checkpoints, and mixtures of a checkpoint and the start (the encoder before training). A paired bootstrap over the
-examples of the dev set compares each candidate with the start. A certificate lists all candidates (docs/adapt.md)."""
+dev examples compares each candidate with the start. A certificate lists all candidates (docs/adapt.md)."""
 
 import math
 import re
@@ -22,7 +22,7 @@ from raoe_train.evaluation.tasks import Outcomes, Task, evaluate_tasks, main_sco
 from raoe_train.settings import Data
 
 CERTIFICATE = "certificate.json"
-PHRASES = 1000  # number of random phrases of the guard, if data.guard is not set
+PHRASES = 1000  # number of random phrases in the guard, if data.guard is not set
 RESAMPLES = 2000
 SIGNIFICANT = 0.05
 LEVEL = 95  # confidence level of intervals, in percent
@@ -49,7 +49,7 @@ def mix(encoder: Any, start: Weights, trained: Weights, share: float) -> None:
 
 def guard_of(data: Data, encoder: Any, seed: int) -> Task:
     """Return the guard, a task that correlates the cosines of pairs with their scores. The texts come from data.guard
-    or, if it is not set, are random phrases. Texts without scores are paired at random, and their cosines before
+    or, by default, are random phrases. Texts without scores are paired at random, and their cosines before
     training are used as scores."""
     sources = {source: columns_in(source, data.columns) for source in data.guard}
     generator = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def guard_of(data: Data, encoder: Any, seed: int) -> Task:
 
 
 def random_phrases(tokenizer: Any, generator: np.random.Generator) -> list[str]:
-    """Return the guard's default texts: phrases of four random words of the vocabulary (docs/lab/adapt.md)."""
+    """Return the guard's default texts: phrases of four random words from the vocabulary (docs/lab/adapt.md)."""
     vocabulary = tokenizer.get_vocab()
     starts = [token for token in vocabulary if token.startswith(("Ġ", "▁"))]  # tokens that start a word, if marked
     words = sorted({token.lstrip("Ġ▁") for token in starts or vocabulary})
@@ -82,19 +82,19 @@ def choose(
 ) -> dict[str, Any]:
     """Choose the weights to save, and print a table of the candidates. The function `put` then loads these weights.
 
-    The candidates are the start, the weights of each entry of `tried` and, for each share in evaluation.mixtures, the
-    mixture share x weights + (1 - share) x start. The function `winner` chooses. With folds, the weights are the mean
-    of the folds' checkpoints, but each checkpoint is evaluated on its own held-out fold. The dev scores therefore
-    measure these checkpoints, not their mean (docs/adapt/proof.md compares both).
+    The candidates are the start, the weights of each entry in `tried` and, for each share in evaluation.mixtures, the
+    mixture share x weights + (1 - share) x start. The function `winner` chooses one of them. With folds, the weights
+    are the mean of the folds' checkpoints, but each checkpoint is evaluated on its own held-out fold. The dev scores
+    therefore measure these checkpoints, not their mean (docs/adapt/proof.md compares the two).
 
     Returns:
         The certificate: {"saved": name of the winner, "accepted": False if the start won, "rejected": in this case, the
         best other candidate, "reason": a sentence, "metric": dev metric, "folds": number of folds or 1, "examples":
-        number of dev examples, "missing_examples": how many more could make the gain of the rejected candidate
-        significant, if it has one and is within the guard's budget, "guard_budget", "candidates": {name: {"step",
-        "share", "dev", "guard" and, except for the start, "change" on dev, "low" and "high" of its 95 % interval,
-        "p"}}}, with scores x 100. The one-sided p is the probability that the best candidate gains at least as many
-        standard errors as this one if, in truth, none is better than the start.
+        number of dev examples, "missing_examples": how many more examples could make the rejected candidate's gain
+        significant, if the candidate has a gain and is within the guard's budget, "guard_budget", "candidates": {name:
+        {"step", "share", "dev", "guard" and, except for the start, "change" on dev, "low" and "high" of its 95 %
+        interval, "p"}}}, with scores x 100. A candidate's one-sided p is the probability that, if no candidate is truly
+        better than the start, the best candidate gains at least as many standard errors as this candidate.
     """
     encoder: Any = trainer.model
     before, outcomes = _evaluate(encoder, start, start, 0.0, [*dev, guard], evaluation.batch_size)
@@ -147,14 +147,14 @@ def choose(
 
 
 def put(trainer: Any, start: Weights, tried: Tried, certificate: Mapping[str, Any], name: str) -> None:
-    """Load the weights of a candidate into the trainer's encoder. `tried`: as for `choose`."""
+    """Load a candidate's weights into the trainer's encoder. `tried` is the same as for `choose`."""
     share = certificate["candidates"][name]["share"]
     paths = tried[name.partition(", ")[0]] if share else []
     mix(trainer.model, start, mean_of([_load(trainer, path) for path in paths]) if share else start, share)
 
 
 def mean_of(weights: Sequence[Weights]) -> Weights:
-    """Return the mean of the weights of several encoders with equal dtypes."""
+    """Return the mean of the weights of several encoders that have the same dtypes."""
     if len(weights) == 1:
         return weights[0]
     return {name: torch.stack([each[name].float() for each in weights]).mean(0) for name in weights[0]}
@@ -179,7 +179,7 @@ def _evaluate(
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Add "change", "low", "high" and "p" to each candidate's row, computed from bootstrap samples of its change. The
-    p-values are corrected for the number of candidates with the max-t method of Westfall and Young (1993), section 2.5.
+    max-t method of Westfall and Young (1993, section 2.5) corrects the p-values for the number of candidates.
 
     For each candidate with a gain, return the factor by which the number of examples would have to grow to make this
     gain significant. (Standard errors fall with the square root of the number of examples.)"""
@@ -199,7 +199,7 @@ def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.nd
 
 
 def resample(data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int) -> np.ndarray:
-    """Return the values [resamples] of a statistic on paired bootstrap samples, with NaN where it is undefined.
+    """Return a statistic's values [resamples] on paired bootstrap samples, with NaN where the statistic is undefined.
 
     Args:
         data: arrays [n]. A bootstrap sample draws the same indices from each array.
@@ -245,11 +245,11 @@ def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) ->
 
 
 def winner(candidates: Mapping[str, Any], start: float, min_gain: float) -> str:
-    """Return the name of the candidate to save, or "start" if no candidate is significantly better (paired bootstrap).
+    """Return the name of the candidate to save, or "start" if no candidate is significantly better than the start.
 
-    The gain of a candidate is its dev score minus `start`, the dev score before training. Among the candidates with a
-    gain of at least min_gain x the largest gain, the candidate with the highest guard score is saved, because it
-    changes the scores of other texts least.
+    A candidate's gain is its dev score minus `start`, the dev score before training. Among the candidates with a gain
+    of at least min_gain x the largest gain, the candidate with the highest guard score is saved, because it changes the
+    scores of other texts least.
     """
     gains = {name: row["dev"] - start for name, row in candidates.items() if row["p"] < SIGNIFICANT}
     enough = [name for name, gain in gains.items() if gain >= min_gain * max(gains.values())]

@@ -1,6 +1,6 @@
 """Functions that read a data source into a dataset with the columns that a loss needs. `losses/collators.py` refers to
-these functions by name. Each function takes a source, the section `data` with the labels and the score_scale of this
-source, model.prompt, and whether to read NLI labels."""
+these functions by name. Each function takes a source, the section `data` with this source's labels and score_scale,
+model.prompt, and whether to read NLI labels."""
 
 import logging
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""The scores of a run on the dev set and on tasks, and the outputs that show them: run.png, and raoe's section in the
-model card."""
+"""A run's scores on the dev set and on tasks, and the outputs that show these scores: run.png, and raoe's section in
+the model card."""
 
 import itertools
 import logging
@@ -40,7 +40,7 @@ Log = Sequence[Mapping[str, Any]]
 class DevEvaluator(SentenceEvaluator):
     """Evaluates tasks of one kind for the trainer. Returns {NAME_METRIC: mean over tasks} for the metrics in METRICS.
     The values are at most 1, or NaN if undefined. The best model is selected by NAME_spearman_cosine or
-    NAME_cosine_ndcg@10. With several tasks, NAME_TASK_METRIC is the value of one task. NAME_WIDTH_METRIC is the value
+    NAME_cosine_ndcg@10. With several tasks, NAME_TASK_METRIC is the value for one task. NAME_WIDTH_METRIC is the value
     for embeddings truncated to a width in `widths`."""
 
     def __init__(self, tasks: Mapping[str, Task], batch_size: int, name: str, widths: Sequence[int] = ()) -> None:
@@ -163,7 +163,7 @@ def card_section(config: Any, metrics: Mapping[str, Any], picture: str | None) -
     versions = ", ".join(f"{name} {version}" for name, version in metrics["versions"].items())
     paragraphs = [
         "## Recipe and scores",
-        "`raoe-train train recipe.yaml --output DIR` repeats this training. The recipe, next to this page:",
+        "`raoe-train train recipe.yaml --output DIR` repeats this training. The recipe (also saved as recipe.yaml):",
         _code(recipe),
         f"{metrics['steps']:,} steps in {metrics['seconds']:,} s, with {versions}.",
         _code(summary(metrics)),

@@ -24,7 +24,7 @@ HEADING = "\n## Model Details\n"  # raoe's section is inserted before this headi
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
-    """Load the encoder to train. A new encoder is saved in `initial`, and a resumed run loads it from there."""
+    """Load the encoder to train. A new encoder is saved in `initial`, from where a resumed run loads it."""
     from raoe_train.encoders.load import load_encoder
 
     if model.name != SCRATCH:
@@ -35,10 +35,10 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
         if initial.is_dir():
             return
         new.append(load_encoder(model, sentences=texts, seed=seed, train=True))
-        remove(whole := partial(initial))  # a killed process may have left it
+        remove(whole := partial(initial))  # a killed process may have left this folder
         new[0].save_pretrained(str(whole), create_model_card=False)
         set_modes(whole)
-        whole.replace(initial)  # atomically, because half of a tokenizer would load as another tokenizer
+        whole.replace(initial)  # atomically, because half a tokenizer would load as a different tokenizer
 
     # only rank 0 creates the encoder, because transformers saves files only on rank 0 of a process group
     on_rank_zero(make)
@@ -54,7 +54,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
     """Return the newest usable checkpoint, or None. Print a warning for each checkpoint that is skipped because its
-    state is damaged or (unless `only_model`) because the optimizer's state is missing."""
+    state is damaged or (unless `only_model`) because the optimizer state is missing."""
     for path in reversed(complete_checkpoints(folder)):
         if not read_json(path / TRAINER_STATE_NAME):
             print(f"skipping checkpoint {path}: its {TRAINER_STATE_NAME} is damaged", flush=True)
@@ -66,7 +66,7 @@ def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
 
 
 def save_with_card(encoder: Any, output: Output, section: Sequence[str], name: str) -> None:
-    """Save an encoder in the folder of its run, with the paragraphs of raoe's section in its model card. `name` is the
+    """Save an encoder in its run's folder, and insert the paragraphs of `section` into the model card. `name` is the
     name or path of the encoder before training."""
     drop_head(encoder)
     card = encoder.model_card_data
@@ -102,7 +102,7 @@ def _text(value: Any) -> Any:
 
 
 def find_best(folder: Path) -> None:
-    """Update the best checkpoint's path in each checkpoint's trainer state, because the folder may have moved."""
+    """Update the best checkpoint's path in each checkpoint's trainer state, because the folder may have been moved."""
     for file in folder.rglob(TRAINER_STATE_NAME):
         state = TrainerState.load_from_json(str(file))
         moved = file.parent.parent / Path(state.best_model_checkpoint or "").name

@@ -1,4 +1,4 @@
-"""A SentenceTransformerTrainer that uses the losses' collators, encodes texts by length, and stops at a NaN loss."""
+"""A SentenceTransformerTrainer that uses the losses' collators, encodes texts by length, and stops if a loss is NaN."""
 
 import copy
 import logging
@@ -37,45 +37,45 @@ READ_BATCHES = ("compute_loss", "collect_features", "training_step", "prediction
 
 
 class Trainer(SentenceTransformerTrainer):
-    """SentenceTransformerTrainer for losses of raoe_train and sentence-transformers: one loss, or one per dataset.
+    """SentenceTransformerTrainer for raoe_train and sentence-transformers losses: one loss, or one loss per dataset.
 
-    This trainer differs from its base class as follows. The loss determines the collator. Losses of raoe find their
-    columns by name, in any order. If `args` sets no prompts, texts get the encoder's default prompt or, if the first
-    column contains queries (such as anchor or question), its query and document prompts. Batches are encoded by length
-    (raoe_train.losses.ByLength). Checkpoints include the loss's own parameters (a learned scale, a classifier), which
-    stay equal in all processes. Weight decay skips scalar parameters. All processes take their rows of a step from the
-    same dataset. Evaluation uses all rows. Log entries are printed as plain lines, and experiment trackers also get the
-    speed and the scale of the loss. After training with fsdp=True, `trainer.model` is a new encoder with all weights,
-    and the encoder that was passed to the trainer stays sharded. If a subclass overrides compute_loss, this method
-    receives tokenized columns, and super().compute_loss plans the batches.
+    This trainer differs from its base class as follows. The loss determines the collator. raoe losses find their
+    columns by name, in any order. If `args` sets no prompts, texts get the encoder's query and document prompts if the
+    first column is a query column (such as anchor or question), and the encoder's default prompt otherwise. Batches are
+    encoded by length (raoe_train.losses.ByLength). Checkpoints include the loss's own parameters (a learned scale, a
+    classifier), which stay the same in all processes. Weight decay skips scalar parameters. In each step, all processes
+    take their rows from the same dataset. Evaluation uses all rows. Log entries are printed as plain lines, and
+    experiment trackers also get the speed and the loss's scale. After training with fsdp=True, `trainer.model` is a new
+    encoder with all weights, and the encoder that was passed to the trainer stays sharded. If a subclass overrides
+    compute_loss, this method receives tokenized columns, and super().compute_loss plans the batches.
 
     Args:
         model: the encoder.
         args: SentenceTransformerTrainingArguments, which are copied and not changed.
         train_dataset: a datasets.Dataset (or DataFrame) with the columns that the loss reads, or {name: dataset}. Each
             batch comes from one dataset. In rows (see row_table), negatives can be missing (None), and a column can
-            have lists of texts.
+            contain lists of texts.
         eval_dataset: like train_dataset.
         loss: a loss, a function that creates a loss from the model, or {dataset name: loss or function}.
         evaluator, data_collator, others: as in SentenceTransformerTrainer. Your own data_collator replaces the loss's
             collator and must add prompts.
         by_length: False pads every batch to its longest text, as sentence-transformers does.
-        packed: pack the texts of a batch into one row without padding, with the attention of raoe_kernels. Encoders
-            that do not support packing get padded groups (docs/by-length.md). "auto" packs on CUDA with Triton.
-        keep: weight of the regularizer that keeps embeddings close to those before training (`losses.keep.Keep`).
-            "auto" is 0.3 for queries and passages, and if the scores have only two values; else 0.
+        packed: pack the texts in a batch into one row without padding, with raoe_kernels' attention. Encoders that do
+            not support packing encode padded groups instead (docs/by-length.md). "auto" packs on CUDA with Triton.
+        keep: weight of the regularizer that keeps embeddings close to their values before training
+            (`losses.keep.Keep`). "auto" is 0.3 for queries and passages and for scores with only two values, else 0.
         pretokenize: tokenize all training texts before the first step, instead of a batch's texts in each step. "auto"
-            does this for data of up to 256 MiB if the run reads all of them; streams are not tokenized in advance.
+            does this for data of up to 256 MiB if the run reads all of the data; streams are not tokenized in advance.
 
     Attributes:
         scales: {dataset name, or "train" for a single dataset: current scale of its loss}.
         keep: the weight of the regularizer, as a number.
-        meter: the Meter, which measures time and memory of the training loop.
+        meter: the Meter that measures the time and memory use of the training loop.
 
     Raises:
-        ValueError: losses that need different collators, a keep below 0, or keep with a loss that does not support it.
-        FloatingPointError (of `train`): the loss, or the weights after a step, are not finite. The message shows rows
-            of the batch.
+        ValueError: the losses need different collators, keep is below 0, or a loss does not support keep.
+        FloatingPointError (from `train`): the loss, or a weight after a step, is not finite. The message shows rows
+            from the batch.
     """
 
     def __init__(
@@ -144,13 +144,13 @@ class Trainer(SentenceTransformerTrainer):
         if any(isinstance(inner, CachedLoss) for _, inner in self._inner()):
             warn_without_cosine(self.model)
         if low := low_precision(self.model):
-            logger.warning("%d trainable weight tensors have 16 bits, so small updates are lost: load the encoder "
+            logger.warning("%d trainable weight tensors are 16-bit, so small updates are lost: load the encoder "
                            "with dtype float32, and set bf16=True in args to keep training fast", len(low))  # fmt: skip
         if isinstance(self.args.prompts, Mapping):
             training_data.check_prompts(self.args.prompts, self.train_dataset, self.eval_dataset)
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
-        """If `loss` is a function, call it to create the loss. Average its own parameters' gradients over processes."""
+        """If `loss` is a function, call it. Average the gradients of the loss's own parameters over processes."""
         if isinstance(loss, str):
             raise ValueError(f"loss must be a loss object, not its name: pass rt.losses.{loss}(model)")
         loss = super().prepare_loss(loss, model)
@@ -158,7 +158,7 @@ class Trainer(SentenceTransformerTrainer):
             if loss.keep is not None:
                 raise ValueError(f"remove keep from ByLength, and pass keep={loss.keep.weight:g} to rt.Trainer instead")
             loss = loss.loss
-        if get_world_size() > 1:  # DistributedDataParallel averages only gradients of the encoder
+        if get_world_size() > 1:  # DistributedDataParallel averages only the encoder's gradients
             encoder = {*map(id, model.parameters())}
             own = [each for _, part in losses_in(loss) for each in part.parameters(recurse=False)]
             for parameter in own:
@@ -185,7 +185,7 @@ class Trainer(SentenceTransformerTrainer):
             packed = self.packed
             if packed == "auto":
                 packed = self.args.n_gpu == 1 and is_default(self.args.device)
-            elif packed and self.args.n_gpu > 1:  # DataParallel would cut the packed row
+            elif packed and self.args.n_gpu > 1:  # DataParallel would split the packed row
                 raise ValueError("packed needs one process per GPU: start training with torchrun")
             loss = ByLength(inner, keep=regularizer, packed=packed)
             loss.compiled = self.args.torch_compile
@@ -200,7 +200,7 @@ class Trainer(SentenceTransformerTrainer):
         return inner
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
-        # `loss` stays the user's loss, with its attributes; only here is it computed by length
+        # `self.loss` stays the user's loss, with its attributes; it is computed by length only here
         own, self.loss = self.loss, self.computed_loss()
         try:
             return super().compute_loss(*arguments, **keywords)
@@ -215,8 +215,8 @@ class Trainer(SentenceTransformerTrainer):
         return super().preprocess_dataset(dataset, dataset_name)
 
     def _in_order(self, data: Any, name: str | None) -> Any:
-        """Return a dataset, or {name: dataset}, in the form that its loss requires. Losses of raoe find columns by
-        name, all other losses by position. For losses that need NLI classes, labels become raoe's class numbers."""
+        """Return a dataset, or {name: dataset}, in the form that its loss requires. raoe losses find columns by name,
+        and all other losses by position. For losses that need NLI classes, labels become raoe's class numbers."""
         if isinstance(data, Mapping):
             # copies, because sentence-transformers sets transforms on them in place
             return DatasetDict({key: copy.copy(self._in_order(each, key)) for key, each in data.items()})
@@ -229,7 +229,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def add_model_card_callback(self, *arguments: Any) -> None:
         data: Any = self.train_dataset, self.eval_dataset
-        # the card's statistics read all texts, without None
+        # the card's statistics read all texts, which must not be None
         self.train_dataset, self.eval_dataset = map(training_data.without_gaps, data)
         super().add_model_card_callback(*arguments)
         self.train_dataset, self.eval_dataset = data
@@ -263,16 +263,16 @@ class Trainer(SentenceTransformerTrainer):
         return result
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
-        if self.state.global_step < self.state.max_steps:  # transformers trains a step more if a finished run resumes
+        if self.state.global_step < self.state.max_steps:  # transformers trains one more step if a finished run resumes
             super()._run_epoch(*arguments, **keywords)
 
     def _build_dataloader(self, dataset: Any, batch_size: int, dataset_kind: str) -> Any:
-        """Build a DataLoader, which plans its batches unless accelerate later splits each batch among processes."""
+        """Build a DataLoader that plans its batches, unless accelerate later splits each batch among processes."""
         drops, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False  # evaluate all rows
         try:
             if dataset_kind == "train":
                 self.args.dataloader_drop_last = drops
-            elif dataset_kind == "test":  # of predict(), which does not preprocess it
+            elif dataset_kind == "test":  # from predict(), which does not preprocess its dataset
                 dataset = self.preprocess_dataset(dataset, dataset_kind)
             loader = super()._build_dataloader(dataset, batch_size, dataset_kind)
         finally:
@@ -323,7 +323,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
         state = self.accelerator.gradient_state
-        if state.end_of_dataloader and state.remainder == -1:  # of a stream, whose last batch may be smaller
+        if state.end_of_dataloader and state.remainder == -1:  # a stream, whose last batch may be smaller
             state.active_dataloader.remainder = find_batch_size(inputs) * get_world_size()
         return super().prediction_step(model, inputs, *arguments, **keywords)
 
@@ -371,14 +371,14 @@ class Trainer(SentenceTransformerTrainer):
             if _shapes(state) != _shapes(target):
                 raise ValueError(
                     f"{checkpoint} was saved with another loss: this loss has the tensors {_shapes(target)}, but the "
-                    f"checkpoint has {_shapes(state)}; resume with the loss of the checkpoint, or start over"
+                    f"checkpoint has {_shapes(state)}; resume with the checkpoint's loss, or start over"
                 )
             for name, value in target.items():
                 value.copy_(state[name])
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and buffers of the losses, without those of encoders. (`state_dict()` would include the
+        """Return the parameters and buffers of the losses, except those of encoders. (`state_dict()` would include the
         encoders and, if they are sharded, gather all of their weights.)"""
         losses = self.loss if isinstance(self.loss, Mapping) else {"loss": self.loss}
         return {

@@ -1,4 +1,4 @@
-"""The training data of a recipe: its sources as datasets with the columns that the loss reads."""
+"""A recipe's training data: its sources, as datasets with the columns that the loss reads."""
 
 import logging
 import math
@@ -40,17 +40,17 @@ from raoe_train.settings import FrozenEncoder, Teacher
 logger = logging.getLogger(__name__)
 ROOM = 1 << 28  # bytes of training data up to which all texts are tokenized before training
 FEWEST = 16  # minimum number of rows of data from which a dev set is held out
-OTHER_ROWS = 500  # training rows whose passages join the corpus of a held-out dev set, which would be too small
+OTHER_ROWS = 500  # training rows whose passages join a held-out dev set's corpus, which would otherwise be too small
 LISTS_IN_PART = 256  # of about 16 sentences each
 DEV_ROWS = 200  # with fewer, a gain of a few points is rarely significant
 FEW = 2000  # number of rows below which a certificate uses folds, so that each row is a dev row once
-FOLDS, ROWS_OF_FOLD = 5, 20  # the number of folds, and the fewest rows of a fold: a bootstrap of fewer is not reliable
+FOLDS, ROWS_OF_FOLD = 5, 20  # number of folds, and minimum number of rows in a fold, for a reliable bootstrap
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
     """Read the training sources of a TrainConfig, and print a line for each source.
 
-    Return (DatasetDict with one dataset per source, all sentences of the datasets). The datasets are Arrow tables in
+    Return (DatasetDict with one dataset per source, all sentences in the datasets). The datasets are Arrow tables in
     memory, with the columns that the loss reads. The teacher's cosines for lists of sentences are cached in `cache`.
     """
     data, seed, reads = config.data, config.training.seed, config.loss.chosen.reads
@@ -71,7 +71,7 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         if reads.name == LISTS.name:
             dataset = add_targets(dataset, config.teacher, Path(config.teacher.cache or cache))
         parts = (Path(part).name.partition("#") for part in pool(source))
-        # no folders, suffixes and dots: the name also names the loss module, and torch allows no dots there
+        # no folders, suffixes or dots: the loss module gets the same name, and torch allows no dots in module names
         name = "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
         while name in datasets:
             name = f"{name} ({number + 1})"
@@ -88,7 +88,7 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
     """Add the training targets to a dataset of lists of sentences. For a list of n sentences, the column `label`
     contains the n x n matrix of targets, flattened row by row.
 
-    `teacher.information` selects the targets. With "both", the targets are the teacher's cosines, refined by
+    `teacher.information` selects the targets. With "both", the targets are the teacher's cosines, refined with
     `teacher.omega`. With "semantic", the targets are the unrefined cosines. With "ranking", no column is added and no
     teacher is needed, because the loss uses the order of each list. The cosines are cached in the folder `cache`. In
     Table 3 of the ranking-sentences paper, "ranking" is variant (d), and "semantic" is variant (e).
@@ -109,7 +109,7 @@ def add_targets(dataset: Any, teacher: Teacher, cache: Path) -> Any:
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
     """Return the teacher's raw cosines as one float32 array [n, n] per list. The cosines of a zero embedding are 0. The
     cache stores these cosines, not embeddings, in 4 n^2 bytes per list (4 kB for 33 sentences). Runs with the same
-    lists and the same settings of the teacher can share the cache.
+    lists and the same teacher settings can share the cache.
     """
     key = {"teacher": recorded(teacher), "lists": digest([list(texts) for texts in lists])}
     embed = embedder(teacher, "teacher")
@@ -179,7 +179,7 @@ def with_dev(datasets: Any, config: Any) -> tuple[Any, dict[str, Task], list[Any
 
 
 def _among_others(rows: Any, datasets: Any, name: str, seed: int) -> Task:
-    """Create a retrieval task from held-out rows; its corpus includes passages of up to OTHER_ROWS training rows."""
+    """Create a retrieval task from held-out rows; its corpus includes passages from up to OTHER_ROWS training rows."""
     others = next(iter(datasets.values())).shuffle(seed=seed, keep_in_memory=True)
     others = others.remove_columns(others.column_names[0]).select(range(min(len(others), OTHER_ROWS)))
     return of_rows(rows, name, Texts({"": others}))
@@ -187,19 +187,19 @@ def _among_others(rows: Any, datasets: Any, name: str, seed: int) -> Task:
 
 def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: int = 1) -> list[tuple[Any, Any]]:
     """Hold out a `share` of the first dataset as a dev set. Return [(datasets without these rows, dev set)]. The share
-    "auto" holds out a tenth or DEV_ROWS rows, whichever is more, but at most three tenths.
+    "auto" holds out a tenth of the rows or DEV_ROWS rows, whichever is more, but at most three tenths of the rows.
 
     With several folds, divide the first dataset into that many dev sets of about equal size, and return one such tuple
     per dev set. If the dataset cannot be divided, hold out a `share` instead.
 
     All rows with the same first text stay together. The dev set and the remaining rows each have at least two distinct
-    scores or, without scores, two distinct first texts. Raise ValueError if no such split exists, for labels without
-    scores, and for fewer than FEWEST rows."""
+    scores or, without scores, two distinct first texts. Raise ValueError if no such split exists, if there are labels
+    but no scores, or if there are fewer than FEWEST rows."""
     name, dataset = next(iter(datasets.items()))
     first = "anchor" if "anchor" in dataset.column_names else TEXTS[0]
     counted = "score" if "score" in dataset.column_names else first
     if first not in dataset.column_names or (counted == first and "label" in dataset.column_names):
-        raise ValueError("data.dev_share needs a column of scores or positives: set data.dev, or data.dev_share to 0")
+        raise ValueError("data.dev_share needs a column with scores or positives: set data.dev, or data.dev_share to 0")
     rows = len(dataset)
     if rows < FEWEST:
         raise ValueError(f"{name} has only {rows} rows: data.dev_share needs at least {FEWEST}; set data.dev instead")
@@ -234,7 +234,8 @@ def hold_out(datasets: Any, share: float | Literal["auto"], seed: int, folds: in
 
 
 def check_scores(name: str, loss: Any, data: Any) -> None:
-    """Raise ValueError if a loss would read NLI labels as scores, because there is a column `label` but no `score`."""
+    """Raise ValueError if a loss would read NLI labels as scores, because the data have a column `label` but no column
+    `score`."""
     kind = str(getattr((data.features or {}).get("label"), "dtype", ""))
     is_read = isinstance(data, Dataset) and "score" not in data.column_names and kind.startswith(("int", "uint"))
     if is_read and max(filter(None, data.unique("label")), default=0) > 1:
@@ -244,13 +245,13 @@ def check_scores(name: str, loss: Any, data: Any) -> None:
 
 def redraw(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
     """Create a batch sampler over `rows` random rows, which are redrawn in each epoch. The drawn rows depend only on
-    the seed and the epoch, so a resumed run draws the same rows."""
+    the seed and the epoch, so a resumed run draws the same rows as an uninterrupted run."""
     sampler = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
     return DefaultBatchSampler(sampler, **settings)  # type: ignore[arg-type]
 
 
 def without_dev_pairs(datasets: Any, dev: Any, name: str, *, leave_out: bool) -> Any:
-    """Print how many pairs of a dev set are also training pairs; the order of the two texts does not matter. With
+    """Print how many pairs in a dev set are also training pairs; the order of the two texts does not matter. With
     `leave_out`, return the datasets without these pairs, and raise ValueError if no pair is left. Otherwise, return the
     datasets unchanged."""
     columns = TEXTS if "sentence1" in dev.column_names else ("anchor", "positive")
@@ -293,7 +294,7 @@ def to_pretokenize(wanted: bool | Literal["auto"], loader: Any, args: Any) -> li
     """Return the datasets of a DataLoader if their texts should be tokenized before the first step, else []."""
     parts = getattr(loader.dataset, "datasets", [loader.dataset])
     if not wanted or not all(isinstance(part, Dataset) for part in parts):
-        return []  # a stream has texts without end
+        return []  # a stream may be endless
     steps, epochs = args.max_steps * args.gradient_accumulation_steps, args.num_train_epochs
     batches = steps if steps > 0 else len(loader) * epochs
     reads_all = batches * loader.batch_sampler.batch_size >= len(loader.dataset)
@@ -311,7 +312,7 @@ def check_rows(name: str, loss: Any, data: Any, args: Any) -> None:
     rows = min(args.train_batch_size * world, len(data) if hasattr(data, "__len__") else sys.maxsize)
     own = len(columns) - 2
     if own < 0:
-        needs = "needs two columns of texts, anchor and positive"
+        needs = "needs two text columns, anchor and positive"
         raise ValueError(f"{name}: {type(loss).__name__} {needs}; got {', '.join(columns)}")
     if rows < 2 and own < 1:
         raise ValueError(f"{name}: a batch of one row has no negatives: use larger batches")
@@ -348,7 +349,7 @@ def own_prompts(model: Any, data: Any) -> Any:
             print(f"the encoder's default prompt is added to all texts: {default!r}")
         return default
     if first not in NAMES["anchor"]:
-        reason = f"{first} is not a column of queries ({', '.join(NAMES['anchor'])})"
+        reason = f"{first} is not a query column ({', '.join(NAMES['anchor'])})"
         print(f"the encoder's prompts for queries and documents are not used: {reason}")
         return default
     print(f"the encoder's own prompts are used: {query or ''!r} for {first}, {document or ''!r} for other columns")
@@ -356,7 +357,7 @@ def own_prompts(model: Any, data: Any) -> Any:
 
 
 def without_gaps(data: Any) -> Any:
-    """Return a view of a Dataset or DatasetDict with missing values filled, after the dataset's own transform."""
+    """Return a view of a Dataset or DatasetDict whose missing values are filled after the dataset's own transform."""
     if isinstance(data, Mapping):
         return DatasetDict({name: without_gaps(each) for name, each in data.items()})
     if not isinstance(data, Dataset):

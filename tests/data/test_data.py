@@ -137,7 +137,7 @@ def test_labels_replace_missing_scores(tmp_path):
     assert read_pairs(labelled("far", "near", "same"), **options)["score"] == pytest.approx([0, 2 / 3, 1])
     assert read_pairs(labelled("1", "0"), labels={"1": 0, "0": 1}, require=("score",))["score"] == [1, 0]
     for number in ("1", 1, 1.0, "1.0"):  # of a paraphrase, or of a neutral pair
-        with pytest.raises(ValueError, match=r"line 1: label is 1.*, and there is no column of scores. If"):
+        with pytest.raises(ValueError, match=r"line 1: label is 1.*, and there is no score column. If"):
             read_pairs(labelled(number), require=("score",))
     assert read_pairs(labelled("1", "0"), columns={"score": "label"}, require=("score",))["score"] == [1, 0]
     with pytest.raises(ValueError, match="no column for score"):

@@ -39,7 +39,7 @@ def accounted(counts):
 @pytest.mark.parametrize("names", ["query positive", "anchor positive negative", "question answer", "sent0 sent1"])
 def test_read_pairs_names_the_function_that_reads_rows(names):
     table = Dataset.from_dict({name: ["a", "b"] for name in names.split()})
-    with pytest.raises(ValueError, match=r"row 1: no column for sentence1 .*use row_table, a loss such as InfoNCELoss"):
+    with pytest.raises(ValueError, match=r"row 1: no column for sentence1 .*use the Python function row_table, a loss"):
         read_pairs(table)
 
 

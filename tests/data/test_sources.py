@@ -161,5 +161,5 @@ def test_a_pool_to_train_on(two_files):
     datasets, _ = training_data(TrainConfig(data=data, loss=loss))
     assert list(datasets) == ["a+b", "a#dev"] and datasets["a+b"]["label"][:] == [1, 1, 0]
     different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
-    with pytest.raises(ValueError, match=r"data\.labels must be the same for all files of the pool"):
+    with pytest.raises(ValueError, match=r"data\.labels must be the same for all files in the pool"):
         training_data(TrainConfig(data=different, loss=loss))

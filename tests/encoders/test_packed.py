@@ -152,7 +152,7 @@ def test_models_that_cannot_be_packed_go_by_length(caplog):
     sizes = {"vocab_size": len(mpnet.tokenizer), "pad_token_id": 1}
     mpnet[0].model = AutoModel.from_config(CONFIG_MAPPING["mpnet"](**sizes, **SIZES)).double()
     loss = ByLength(ours.CoSENTLoss(mpnet), packed=True)
-    assert caplog.messages == ["texts are not packed, but encoded by length: the attention of mpnet cannot be packed"]
+    assert caplog.messages == ["texts are not packed, but encoded by length: packed attention does not support mpnet"]
     assert all("cu_seq_lens_q" not in run for run in loss.plan(columns_of(mpnet), scores()).runs)
     eager = family("bert")
     eager[0].model.config._attn_implementation = "eager"
@@ -219,5 +219,5 @@ def test_loading_with_packed_attention(tmp_path):
     mpnet = AutoModel.from_config(CONFIG_MAPPING["mpnet"](vocab_size=len(model.tokenizer), pad_token_id=1, **SIZES))
     mpnet.save_pretrained(str(tmp_path / "mpnet"))
     model.tokenizer.save_pretrained(str(tmp_path / "mpnet"))
-    with pytest.raises(ValueError, match=r"raoe_packed cannot be used .*: the attention of mpnet cannot be packed"):
+    with pytest.raises(ValueError, match=r"raoe_packed cannot be used .*: packed attention does not support mpnet"):
         load_encoder(str(tmp_path / "mpnet"), device="cpu", attention=PACKED)

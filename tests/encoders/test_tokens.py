@@ -68,7 +68,7 @@ def test_texts_without_tokens_are_padded_and_other_inputs_refused(tmp_path):
     assert row.keys() == padded.keys() and all(
         row[name].equal(padded[name]) for name in ("input_ids", "attention_mask")
     )
-    with pytest.raises(ValueError, match=r"the inputs of the encoder must be strings, got \('a', 'b'\)"):
+    with pytest.raises(ValueError, match=r"the encoder's inputs must be strings, got \('a', 'b'\)"):
         rows([("a", "b")])
     model[0].modality_config["message"] = message
     assert not is_plain(model)

@@ -150,7 +150,7 @@ def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, mon
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": "a", "label": "1"}] * 20, r"all training examples are of class '1'"),
+        ([{"text": "a", "label": "1"}] * 20, r"all training examples belong to class '1'"),
         (single(11)[0], r"class '0' has 11 training examples, too few for 10 folds"),
         ([row for row in split_rows() if row["text"] != "t03"], r"'0' has 9 training examples"),
         ([*split_rows(), {"split": "test", "text": "new", "label": "2"}], r"class '2' has no training example"),

@@ -197,9 +197,9 @@ def test_what_is_printed_is_a_recipe(tmp_path, capsys, job):
 
 
 EXAMPLES = {
-    "an integer": "3", "a number": "0.5", "a string": "some", "the name of a class": "CoSENTLoss", "a list": "[]",
-    "each an integer": "3 4", "each a number": "0.5 1", "each a string": "some more", "NAME=VALUE ...": "a=1 b=2",
-    "a mapping": "{}", "{NAME: {KEY: VALUE}}": '{"a":{"prompt":"x"}}',
+    "an integer": "3", "a number": "0.5", "a string": "some", "the name of a class": "CoSENTLoss",
+    "a list of values": "[]", "each an integer": "3 4", "each a number": "0.5 1", "each a string": "some more",
+    "NAME=VALUE ...": "a=1 b=2", "a mapping": "{}", "{NAME: {KEY: VALUE}}": '{"a":{"prompt":"x"}}',
 }  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def test_losses_that_read_more_than_embeddings():
             ByLength(each)
     model.append(torch.nn.BatchNorm1d(16))
     for loss in (theirs.CoSENTLoss(model), theirs.MatryoshkaLoss(model, ours.CoSENTLoss(model), [8])):
-        assert misfit(loss) == "BatchNorm1d in the encoder mixes the texts of a batch"
+        assert misfit(loss) == "BatchNorm1d in the encoder mixes the texts in a batch"
 
 
 WIDE = {**SIZES, "embedding_size": 16}

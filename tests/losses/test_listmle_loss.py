@@ -106,7 +106,7 @@ def test_the_collator():
 
 def test_bad_input():
     loss, column = ListMLELoss(None), embeddings(1, 19)[0]
-    with pytest.raises(ValueError, match=r"needs one column and the labels of raoe_train.ListCollator; got 2 columns"):
+    with pytest.raises(ValueError, match=r"one column and the labels from raoe_train.ListCollator; got 2 columns"):
         loss.compute_loss_from_embeddings([column, column], labels())
     for inputs in (None, torch.ones(4), {"score": torch.ones(4)}):
         with pytest.raises(ValueError, match=r"ListCollator; got 1 columns and "):

@@ -60,8 +60,8 @@ def test_one_width_less_than_all():
     [
         ("CoSENT", {"matryoshka_dims": [4, 4]}, r"must be distinct positive numbers .*16 dimensions, got \[4, 4\]"),
         ("CoSENT", {"matryoshka_dims": [16, 17]}, r"up to the model's 16 dimensions, got \[16, 17\]"),
-        ("CoSENT", {"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims work only with cosines"),
-        ("Pearson", {"matryoshka_dims": "wide"}, "matryoshka_dims must be a list, each an integer, got 'wide'"),
+        ("CoSENT", {"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims works only with cosines"),
+        ("Pearson", {"matryoshka_dims": "wide"}, "dims must be a list of values, each an integer, got 'wide'"),
         ("InfoNCE", {"mini_batch_size": 0}, "mini_batch_size must be an integer above 0"),
         ("RAOE", {"rank_weight": -1}, "rank_weight must be a number of at least 0"),
         ("Contrastive", {"distance": "cos"}, "distance must be one of cosine, euclidean, got 'cos'"),

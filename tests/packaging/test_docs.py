@@ -151,7 +151,7 @@ CLAIMS: list[tuple[str, str, tuple[object, ...]]] = [
         r"(\d+) epochs in batches of (\d+), and at least (\d+) steps",
         values("adapt", *SIZES, "training.min_steps"),
     ),
-    ("docs/adapt.md", r"With ([\d,]+) rows or more, a tenth is held out as the dev set; fewer", (f"{FEW:,}",)),
+    ("docs/adapt.md", r"With ([\d,]+) rows or more, `adapt` holds out a tenth of the rows", (f"{FEW:,}",)),
     ("docs/adapt.md", r"may fall by at most (\d+) points", (int(TrainConfig().evaluation.guard_budget),)),
     (
         "docs/losses.md",
@@ -196,7 +196,7 @@ def test_pages_say_the_rates_of_adapt():
     assert (
         f"The peak learning rate is {rates['others']}; it is {rates['large']} for encoders of more than "
         f"{rates['limit']} parameters, and {rates['rows']} for queries and passages. "
-        f"For a LoRA adapter, it is always {rates['adapter']}."
+        f"For a LoRA adapter, the peak learning rate is always {rates['adapter']}."
     ) in said
 
 

@@ -126,7 +126,7 @@ def test_columns_of_rows(tmp_path, capsys):
     for name in ("label", "score"):
         with pytest.raises(ValueError, match=rf"train: InfoNCELoss does not use column '{name}': .*row_table"):
             trainer(data.add_column(name, [1, 0] * 5)).train()
-    with pytest.raises(ValueError, match=r"train: SigmoidLoss needs two columns of texts, anchor.*got query"):
+    with pytest.raises(ValueError, match=r"train: SigmoidLoss needs two text columns, anchor.*got query"):
         trainer(data.select_columns("query"), "SigmoidLoss").train()
     with pytest.raises(ValueError, match=r"needs two or more columns of equal length: .* got columns of 2 rows"):
         InfoNCELoss(model)([model.tokenize(["a", "b"])])

@@ -265,7 +265,7 @@ def test_prompts_by_column(tmp_path, capsys, own, query, document, first):
         expected = model.tokenizer([prompt + text for text in texts], padding=True)["input_ids"]
         assert batch[f"{name}_input_ids"].tolist() == expected
     said = f"the encoder's own prompts are used: {query!r} for {first}, {document!r} for other columns\n"
-    unused = f"the encoder's prompts for queries and documents are not used: {first} is not a column of queries"
+    unused = f"the encoder's prompts for queries and documents are not used: {first} is not a query column"
     printed = capsys.readouterr().out
     if first == "sentence1" and "query" in own:
         assert printed.startswith(unused)

@@ -1,4 +1,4 @@
-"""info_nce_loss for several widths, with one call of the reference backend per width."""
+"""info_nce_loss for several widths, with one call to the reference backend per width."""
 
 from .. import reference
 from .weights import each_width, with_weights

@@ -1,4 +1,4 @@
-"""info_nce_loss for several widths, a chunk of rows at a time. All widths share their matrix products.
+"""info_nce_loss for several widths, one chunk of rows at a time. All widths share their matrix products.
 
 A segment consists of the embedding dimensions between two neighbouring widths. The logits of width k are x_k = scale
 (dot_1 + … + dot_k) / (|a| |b|), where dot_s is the dot product over segment s, and a and b are the prefixes of width k.
@@ -23,7 +23,8 @@ from ..._widths import from_here_on, segments
 from ..problem import EPS, Problem, add_rows, equal_ids, is_ignored, losses, mean_factor, own_columns, split
 from .weights import with_weights
 
-# Bytes of all widths' logits in a chunk: enough rows for products at full speed, few enough for a last-level cache.
+# Bytes of all widths' logits in a chunk: enough rows for products at full speed, few enough to fit into a last-level
+# cache.
 BUFFER = 24 << 20
 ROWS = 256  # maximum number of rows in a chunk: more rows do not make the products faster
 # Segments of up to this many columns are stored column by column. If they were stored as many short rows, matrix
@@ -37,9 +38,9 @@ class _Side(NamedTuple):
     Attributes:
         rows: one matrix per segment, (n, width of the segment), not normalised, float32 or float64
         inverse: (K, n), 1 / norm of each prefix, 0 where the prefix counts as zero
-        grads: sums of the gradients through the products, with the shapes of `rows`; [] if not needed
+        grads: sums of the gradients that flow through the products, with the shapes of `rows`; [] if not needed
         along: (K, n), weight * dL/dx * x, summed over the columns (for rows) or the rows (for columns) of the logits
-        whole: (n, last width) or None, memory of the gradient; wide segments in `grads` are views of this memory
+        whole: (n, last width) or None, the gradient buffer; wide segments in `grads` are views of this buffer
     """
 
     rows: list[Tensor]
@@ -50,7 +51,7 @@ class _Side(NamedTuple):
 
 
 def sweep(problem: Problem, weights: Tensor, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Compute the losses and gradients of all widths. See weights.Sweep."""
+    """Compute the losses and gradients for all widths. See weights.Sweep."""
     dims = problem.dims or ()
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])

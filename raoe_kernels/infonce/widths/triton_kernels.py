@@ -1,4 +1,4 @@
-"""info_nce_loss for several widths, with one call of the Triton backend per width."""
+"""info_nce_loss for several embedding widths, with one call to the Triton backend per width."""
 
 from .. import triton_kernels
 from .weights import each_width, with_weights

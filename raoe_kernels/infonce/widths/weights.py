@@ -1,9 +1,9 @@
-"""Functions that all backends for several widths share: they weight the gradients of K losses by the upstream gradient.
+"""Weight the gradients of K losses, one loss per embedding width, by the upstream gradient, for all backends.
 
-All widths share matrix products, so the weights of the losses (the upstream gradient) must be known before the
-gradients are computed. On a CPU, the forward pass computes the gradients for equal weights. If the weights are not
-equal, the backward pass repeats the computation. On a GPU, the backward pass always computes the gradients, because the
-host would have to wait for the GPU to compare the weights.
+All widths share matrix products, so the loss weights (the upstream gradient) must be known before the gradients are
+computed. On a CPU, the forward pass computes the gradients for equal loss weights. If the weights are not equal, the
+backward pass repeats the computation. On a GPU, the backward pass always computes the gradients, because comparing the
+weights would make the host wait for the GPU.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class BidirectionalConfig(PreTrainedConfig):
 
     Args:
         text_config: the decoder's configuration.
-        bidirectional_layers: number of last layers that have no causal mask (BeLLM, Section 3.2, Eq. 4); can be 0.
+        bidirectional_layers: number of final layers that have no causal mask (BeLLM, Section 3.2, Eq. 4); can be 0.
         base_model: name of the decoder to which an adapter belongs; None for a model that is saved with all weights.
         base_revision: revision of base_model on the hub.
         base_quantization: quantization of base_model, as keys of transformers.BitsAndBytesConfig.

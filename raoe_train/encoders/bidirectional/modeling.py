@@ -1,4 +1,4 @@
-"""A decoder whose last layers are bidirectional: a wrapper around any decoder class of transformers.
+"""A decoder whose last layers are bidirectional: a wrapper around any decoder class in transformers.
 
 Hooks on the last layers replace the causal mask. The new mask is built in `forward` and passed to the layers as an
 argument. Forward passes share no state, so gradients are also correct with gradient checkpointing, or if several
@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration import BidirectionalConfig, windows
 
 ADAPTER = "adapter"  # folder of a LoRA adapter in peft's format, next to the configuration
-PACKED, PADDED = "raoe_packed", "raoe_padded"  # attentions that raoe_train/encoders/packed.py registers
+PACKED, PADDED = "raoe_packed", "raoe_padded"  # implementations that raoe_train/encoders/packed.py registers
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
 
@@ -57,7 +57,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def around(cls, decoder: PreTrainedModel, layers: int, **base: Any) -> "BidirectionalModel":
-        """Wrap a decoder. `base` contains further arguments of BidirectionalConfig."""
+        """Wrap a decoder. `base` contains further arguments for BidirectionalConfig."""
         return cls(BidirectionalConfig(decoder.config, layers, **base), decoder)
 
     def forward(
@@ -197,7 +197,7 @@ class BidirectionalModel(PreTrainedModel):
         self.decoder.save_pretrained(folder / ADAPTER)
 
     def _masks(self, inputs: Tensor, padding: Tensor | None) -> dict[Any, Any]:
-        """Return {size of a sliding window: mask of the layers with this window}."""
+        """Return {size of a sliding window: mask for the layers with this window}."""
         decoder = self.decoder.config
         sizes = set(windows(decoder)[-self.config.bidirectional_layers :])
         # transformers reads only the batch size, length, dtype and device of these embeddings
@@ -224,7 +224,7 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
 
 
 # A trainer loads checkpoints with load_state_dict, which fails for quantized weights. If there is an adapter, quantized
-# weights never change, so they are left out of the state.
+# weights never change, so they are left out of the state dict.
 def _quantized(model: BidirectionalModel) -> tuple[str, ...]:
     names = [name for name, weight in model.named_parameters() if hasattr(weight, "quant_state")]
     return tuple(names) if model.has_adapter else ()
