@@ -151,7 +151,7 @@ def by_labels(label, first, in_batch, up, linear, BLOCK: tl.constexpr):
     earlier runs of equal scores. The second is the sum of exp(-x) over pairs with smaller labels in later runs.
 
     The first position of a run, `first` (below 2^15), identifies the run. The function returns four arrays in the same
-    new order: both sums, first << 16 | position, and `up`. The `position` is an element's index in the arguments.
+    new order: both sums, first << 16 | position, and `up`. `position` is an element's index in the argument tensors.
     Elements whose `in_batch` is false come last.
     """
     q = tl.arange(0, BLOCK)

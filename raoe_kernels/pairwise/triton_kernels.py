@@ -1,8 +1,8 @@
 """Pairwise losses in Triton with a single kernel launch, for batches that fit into one program.
 
-The kernel sorts (score, index) as 64-bit integers. All later steps stay on chip: gathers in shared memory look up the
-partners, and one pass computes loss and gradient. Options (tie rule, labels, objectives, gradient) are run-time
-scalars, so all calls with the same block size and the same dtypes use the same compiled kernel.
+The kernel sorts (score, index) pairs, packed as 64-bit integers. All later steps stay on chip: gathers in shared
+memory look up the partners, and one pass computes loss and gradient. Options (tie rule, labels, objectives, gradient)
+are run-time scalars, so all calls with the same block size and the same dtypes use the same compiled kernel.
 """
 
 from __future__ import annotations

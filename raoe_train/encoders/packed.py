@@ -105,7 +105,7 @@ def packing_of(model: Any) -> Packing | str:
 
 
 def is_default(device: torch.device) -> bool:
-    """Return whether packing is the default on a device: CUDA with the Triton attention (see docs/by-length.md)."""
+    """Return whether packing is the default on a device: True on CUDA with Triton (see docs/by-length.md)."""
     return device.type == "cuda" and backends(device)["bidirectional_attention"]["triton"] is True
 
 

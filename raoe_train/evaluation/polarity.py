@@ -37,7 +37,7 @@ class PolarityEvaluator(SentenceEvaluator):
 
     Args:
         sentences, labels: n texts and their classes. There may be any number of classes; they are compared with ==.
-        source_sentences, source_labels: m texts to retrieve from (at least k), and their classes.
+        source_sentences, source_labels: m texts (m >= k) to retrieve from, and their classes.
         reference: a SentenceTransformer, or its [n + m, d] embeddings of the sentences, then of the source sentences.
         k, discount: number of sentences to retrieve, and how to weight them (see `weights`).
         batch_size: number of sentences to encode at a time.

@@ -41,13 +41,14 @@ class Trainer(SentenceTransformerTrainer):
 
     This trainer differs from its base class as follows. The loss determines the collator. raoe losses find their
     columns by name, in any order. If `args` sets no prompts, texts get the encoder's query and document prompts if the
-    first column is a query column (such as anchor or question), and the encoder's default prompt otherwise. Batches are
-    encoded by length (raoe_train.losses.ByLength). Checkpoints include the loss's own parameters (a learned scale, a
-    classifier), which stay the same in all processes. Weight decay skips scalar parameters. In each step, all processes
-    take their rows from the same dataset. Evaluation uses all rows. Log entries are printed as plain lines, and
-    experiment trackers also get the speed and the loss's scale. After training with fsdp=True, `trainer.model` is a new
-    encoder with all weights, and the encoder that was passed to the trainer stays sharded. If a subclass overrides
-    compute_loss, this method receives tokenized columns, and super().compute_loss plans the batches.
+    first column is a query column (such as anchor or question), and the encoder's default prompt otherwise. The texts
+    in a batch are encoded in groups of similar length (see ByLength). Checkpoints include the loss's own parameters (a
+    learned scale, a classifier), which stay the same in all processes. Weight decay skips scalar parameters. In each
+    step, all processes take their rows from the same dataset. Evaluation uses all rows. Log entries are printed as
+    plain lines, and experiment trackers also get the speed and the loss's scale. After training with fsdp=True,
+    `trainer.model` is a new encoder with all weights, and the encoder that was passed to the trainer stays sharded. If
+    a subclass overrides compute_loss, this method receives tokenized columns, and super().compute_loss plans the
+    batches.
 
     Args:
         model: the encoder.
