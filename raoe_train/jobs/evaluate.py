@@ -59,7 +59,7 @@ def _evaluate(config: EvaluateConfig, output: Output | None, model: Any) -> dict
     if model is None:
         require(config.model.name, "model.name", "the encoder to evaluate")
         if output is None and rank_and_world()[1] > 1:
-            raise ValueError("--output is missing: set it, as several processes exchange embeddings in OUTPUT.parts")
+            raise ValueError("--output is missing: several processes need it to exchange embeddings in OUTPUT.parts")
     # read tasks before the model is loaded, so that a misspelt task name is reported at once
     data = config.data
     tasks = read_tasks(
