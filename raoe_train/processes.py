@@ -19,7 +19,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def from_environment(name: str, default: int) -> int:
-    """Return torchrun's environment variable `name` (RANK, WORLD_SIZE, LOCAL_RANK) as an int, or `default` if unset."""
+    """Return torchrun's environment variable `name` (RANK or WORLD_SIZE) as an int, or `default` if unset."""
     value = os.environ.get(name) or default
     try:
         return int(value)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from sentence_transformers.util import get_device_name
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -22,7 +22,7 @@ from raoe_train.generation.instructions import FEW_SHOT, Instructions
 from raoe_train.jobs.settings import GenerateConfig
 from raoe_train.jobs.shared import job, require
 from raoe_train.outputs import POLL, Output, beside, digest, replacing, versions
-from raoe_train.processes import from_environment, rank_and_world
+from raoe_train.processes import rank_and_world
 from raoe_train.settings import Generation, LanguageModel
 
 SLOWEST = 30.0  # maximum seconds between two checks for chains from other processes
@@ -96,7 +96,7 @@ def load_tokenizer(model: LanguageModel) -> Any:
 def load_language_model(model: LanguageModel) -> Any:
     """Load a causal language model onto its device, in eval mode. Raise ValueError if weights (such as those of the
     head) are missing from the checkpoint, because transformers would initialize them randomly."""
-    device = model.device or default_device()
+    device = model.device or get_device_name()
     check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
     if model.attention is not None:
@@ -109,13 +109,6 @@ def load_language_model(model: LanguageModel) -> Any:
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{model.name} has no weights for {', '.join(missing[:3])}: use a complete language model")
     return network.eval()
-
-
-def default_device() -> str:
-    """Return the default device: an accelerator if available, else cpu. LOCAL_RANK selects one of several GPUs."""
-    if torch.cuda.is_available():
-        return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _source(model: LanguageModel) -> dict[str, Any]:

@@ -1,15 +1,13 @@
-"""Rank and GPU of a process, from torchrun's environment."""
+"""Rank of a process, from torchrun's environment."""
 
 import pytest
-import torch
 
-from raoe_train.jobs.generate import default_device
-from raoe_train.processes import from_environment, on_rank_zero, rank_and_world
+from raoe_train.processes import on_rank_zero, rank_and_world
 
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -31,17 +29,6 @@ def test_rank_and_world_size(monkeypatch, said, expected):
             rank_and_world()
     else:
         assert rank_and_world() == expected
-
-
-def test_gpu_of_a_rank(monkeypatch):
-    """Four fake GPUs: a process takes the one of its local rank."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert (from_environment("LOCAL_RANK", 0), default_device()) == (0, "cuda:0")
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert (from_environment("LOCAL_RANK", 0), default_device()) == (3, "cuda:3")
-    monkeypatch.setenv("LOCAL_RANK", "5")  # more processes than GPUs
-    assert default_device() == "cuda:1"
 
 
 def test_processes_without_a_group_are_reported(monkeypatch):
