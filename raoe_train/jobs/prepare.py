@@ -48,7 +48,8 @@ def prepare(config: PrepareConfig, _: None) -> dict[str, Any]:
     for name, entry in public_sets(config.names).items():
         output = target / entry["kind"] / f"{name}.jsonl.gz"
         results[name] = prepare_set(PublicSet(name, entry, config.copies, config.counts, str(output), config.overwrite))
-        print(f"{name}: {results[name]['rows']} rows in {output} (licence: {entry['licence']}; {entry['page']})")
+        rows = ", ".join(f"{split} {count:,}".strip() for split, count in results[name]["rows"].items())
+        print(f"{name}: {rows} rows in {output} (licence: {entry['licence']}; {entry['page']})")
     return {"sets": results}
 
 
