@@ -9,7 +9,7 @@ functions:
 Arguments and results:
     needs: tuple of bools, one for each differentiable field of the problem: True if the gradient of this field is
         needed
-    result: tensor with the shape and dtype that the argument `result` of `register` determines
+    result: tensor whose shape and dtype are set by the argument `result` of `register`
     saved: tuple of the tensors (or None) that `backward` reads
     upstream: gradient with respect to the result
     dtype: dtype of the gradients, except that gradients of 0-dimensional tensors are float32 or float64 (_dtypes.wide)

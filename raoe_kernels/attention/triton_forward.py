@@ -2,11 +2,11 @@
 
 A program computes the results of one tile of queries, for one head and one sequence. The program runs an online softmax
 in base 2 over tiles of keys. The state of the softmax consists of the running maximum m of the scores, the sum l of the
-weights 2^(score - m), and the weighted sum acc of the values. In a causal call, a program stops after the tile of keys
-at the position of its queries. A dual call returns the causal and the bidirectional result. In a dual call, a program
-first processes the keys up to each query. The program then writes the causal result, and continues the same softmax
-with the later keys, which gives the bidirectional result. So one softmax state is enough, and the scores of every tile
-are computed only once.
+weights 2^(score - m), and the weighted sum acc of the values. In a causal call, a program stops after the key tile that
+contains the positions of its queries. A dual call returns the causal and the bidirectional result. In a dual call, a
+program first processes the keys up to each query. The program then writes the causal result, and continues the same
+softmax with the later keys, which gives the bidirectional result. So one softmax state is enough, and the scores of
+every tile are computed only once.
 
 Most tiles of keys need no mask and are called "clear". A tile needs a mask if it is on the diagonal or at the end of a
 sequence, or if the sequence has holes (padding between real tokens). Positions are counted from a sequence's first real

@@ -15,7 +15,7 @@ class Problem(NamedTuple):
     """Arguments of one call with R lists of n items.
 
     Attributes:
-        student, teacher: (R, n); mask: (R, n) bool, True where there is an item, or None
+        student, teacher: (R, n); mask: None, or (R, n) bool, True where there is an item
         order: (R, n) or None, keys by which items with equal teacher scores are sorted (ascending)
     """
 

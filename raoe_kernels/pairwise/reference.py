@@ -79,7 +79,7 @@ def gated_angular(c: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses, and their gradients with respect to similarity: (2, B) with problem.parts, otherwise (B,)."""
+    """Return the losses and their gradients with respect to similarity, both (2, B) with problem.parts, else (B,)."""
     c = problem.similarity.to(wide(problem.similarity.dtype))
     parts = []
     if problem.rank:

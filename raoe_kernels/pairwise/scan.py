@@ -30,7 +30,7 @@ LEVELS_AT_ONCE, ELEMENTS_AT_ONCE = 4, 2**20
 
 @by_row
 def forward(problem: Problem, needs: Needs, classes: int | None = None) -> tuple[Tensor, Gradients]:
-    """Return the losses, and their gradients with respect to similarity: (2, B) with problem.parts, otherwise (B,).
+    """Return the losses and their gradients with respect to similarity, both (2, B) with problem.parts, else (B,).
 
     `classes` is an upper bound on the number of distinct labels, if the caller knows one. By default, distinct labels
     are counted if the labels are on a CPU. On other devices, the algorithm is chosen without the number of labels,

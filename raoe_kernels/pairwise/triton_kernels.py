@@ -131,7 +131,7 @@ def _dense_ranks(scores: Tensor) -> Tensor:
 
 @by_row
 def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
-    """Return the losses, and their gradients with respect to similarity: (2, B) with problem.parts, otherwise (B,)."""
+    """Return the losses and their gradients with respect to similarity, both (2, B) with problem.parts, else (B,)."""
     similarity, scores = problem.similarity.contiguous(), problem.scores.contiguous()
     labels = None if problem.labels is None else problem.labels.contiguous()
     n = similarity.shape[0]

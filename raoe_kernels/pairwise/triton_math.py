@@ -1,5 +1,5 @@
-"""Functions for the pairwise Triton kernels: sums of exponentials, the angle, and the positions of ranks in the sorted
-order.
+"""Functions for the pairwise Triton kernels: sums of exponentials, the angle, and the index of each rank in the
+sorted order.
 
 The flag `linear` is true if max x - min x + 2 ln n is below the dtype's exponent range, where x are the n exponents. If
 `linear` is true, sums of exponentials are stored as plain numbers, otherwise as logarithms. `linear` applies to a whole

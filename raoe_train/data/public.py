@@ -84,7 +84,7 @@ def senteval_splits(folder: Path, layout: dict[str, Any]) -> Splits | None:
     for split, subsets in layout.get("subsets", {}).items():
         files[split] = [f"STS.input.{subset}.txt" for subset in subsets]
     if missing := [n for names in files.values() for n in names if not (base / n).is_file()]:
-        raise FileNotFoundError(f"these SentEval files are missing in {base}: {', '.join(missing)}")
+        raise FileNotFoundError(f"these SentEval files are missing from {base}: {', '.join(missing)}")
     splits = Splits()
     for split, names in files.items():
         labels = layout.get("labels", [None] * len(names))

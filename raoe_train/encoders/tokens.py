@@ -1,7 +1,7 @@
 """Tokenize a batch into one row without padding, directly with a fast tokenizer.
 
 By default, sentence-transformers pads the texts in a column and converts nested lists to a tensor. These steps take
-more time than tokenizing, and by_length has to remove the padding again.
+more time than tokenizing, and by_length then has to remove the padding.
 """
 
 from array import array

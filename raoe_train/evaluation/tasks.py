@@ -142,7 +142,8 @@ def source_of(word: str, data_dir: str | None) -> str | None:
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """Find the source of a task NAME, NAME#SPLIT or NAME-all. The source is data_dir/NAME.* or data_dir/KIND/NAME.*, or
-    else data_dir/*/NAME.*. NAME means the test split unless `whole` is set. Return file and hub names unchanged."""
+    else data_dir/*/NAME.*. NAME alone selects the test split, unless `whole` is set.
+    Return file and hub names unchanged."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task

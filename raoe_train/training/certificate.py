@@ -178,8 +178,8 @@ def _evaluate(
 
 
 def add_evidence(rows: Mapping[str, dict[str, Any]], samples: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Add "change", "low", "high" and "p" to each candidate's row, computed from bootstrap samples of its change. The
-    max-t method of Westfall and Young (1993, section 2.5) corrects the p-values for the number of candidates.
+    """Compute "change", "low", "high" and "p" from bootstrap samples of each candidate's change, and add them to its
+    row. The max-t method of Westfall and Young (1993, section 2.5) corrects the p-values for the number of candidates.
 
     For each candidate with a gain, return the factor by which the number of examples would have to grow to make this
     gain significant. (Standard errors fall with the square root of the number of examples.)"""

@@ -141,7 +141,7 @@ def test_malformed_lines_are_named(folder, file):
 
 def test_missing_package_or_file(folder, tmp_path):
     (next(folder.rglob("custrev.neg"))).unlink()
-    with pytest.raises(FileNotFoundError, match=r"SentEval files are missing in .*CR: custrev\.neg"):
+    with pytest.raises(FileNotFoundError, match=r"SentEval files are missing from .*CR: custrev\.neg"):
         read(["cr"], folder)
     with pytest.raises(ValueError, match="no split 'validation'; splits: train"):
         read(["stsb#validation"], folder)
