@@ -66,7 +66,7 @@ def test_an_adapter_with_more_tokens_than_its_base_model_is_named(tmp_path):
     model[0].model.resize_token_embeddings(len(model.tokenizer))
     add_lora(model[0].model, {"r": 2})
     model.save_pretrained(str(tmp_path / "out"))
-    with pytest.raises(ValueError, match=r"out cannot be loaded: the shapes of its weights .* save the base model"):
+    with pytest.raises(ValueError, match=r"out cannot be loaded: the weight shapes .* save the base model"):
         load_encoder(str(tmp_path / "out"), device="cpu")
 
 

@@ -31,7 +31,7 @@ WRONG = [
     ({"directions": FOUR, "targets": I3 + 2}, ValueError, "column indices 0 … 2 .* of positives"),
     ({"hardness_mode": "hardest"}, ValueError, "hardness_mode"),
     ({"hardness_mode": "all_negatives", "hardness_strength": -1}, ValueError, "hardness_strength"),
-    ({"hardness_mode": "hard_negatives"}, ValueError, "multiple of the number of positives, 3;"),
+    ({"hardness_mode": "hard_negatives"}, ValueError, r"multiple of the number of positives \(3\), got"),
     ({"guide": (A, P)}, TypeError, "guide"),
     ({"guide": A}, TypeError, "guide"),
     ({"guide": (A, P[:2], N)}, ValueError, r"guide\[1\]"),

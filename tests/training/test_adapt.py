@@ -57,7 +57,7 @@ def test_disabled_adapter_leaves_embeddings_unchanged(tmp_path, encoder):
     [
         (15, {"score": lambda row: row}, "mine has only 15 rows: data.dev_share needs at least 16"),
         (60, {"label": lambda row: row % 2}, "label is 0, and there is no score column. If"),
-        (60, {"other": lambda row: row}, r"no sentence pairs with a label; its columns are .*'other': map"),
+        (60, {"other": lambda row: row}, r"nor labelled sentence pairs; its columns are .*'other': map"),
         (60, {"a\tb": lambda row: row}, r"mine\.tsv, line 2: 3 fields, but the header has 4"),
     ],
 )

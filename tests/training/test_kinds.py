@@ -112,7 +112,7 @@ def test_weights_that_stay_in_sixteen_bits_are_said(tmp_path, caplog, how):
         rows = Dataset.from_dict({"anchor": SENTENCES, "positive": SENTENCES[::-1]})
         arguments = SentenceTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
         rt.Trainer(model, arguments, rows, loss=rt.losses.InfoNCELoss(model))
-    assert [record.levelname for record in caplog.records if "16 bits" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "16-bit" in record.message] == ["WARNING"]
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
