@@ -126,10 +126,10 @@ def run_figure(log: pd.DataFrame, bars: Mapping[str, tuple[float | None, float |
     figure = Figure(figsize=(7.0, sum(heights)), layout="constrained")
     *top, left = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     for axes in top:
-        for number, label in enumerate(("before", "after")):
+        for number, (label, colour) in enumerate((("before", COLOURS[-1]), ("after", COLOURS[1]))):
             widths = np.array([pair[number] for pair in bars.values()], float)  # None becomes NaN
             places = np.arange(len(bars)) + 0.4 * number - 0.2
-            drawn = axes.barh(places, widths, 0.4, color=COLOURS[number - 1], label=label)
+            drawn = axes.barh(places, widths, 0.4, color=colour, label=label)
             axes.bar_label(drawn, ["" if math.isnan(width) else f"{width:.2f}" for width in widths], padding=2)
         axes.set_yticks(range(len(bars)), [*bars], parse_math=False)
         axes.invert_yaxis()
