@@ -4,14 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.config import merge
 from raoe_train.evaluation.sts import conditional_prompt
-from raoe_train.evaluation.tasks import (
-    encode_tasks,
-    evaluate_tasks,
-    read_tasks,
-    suite_tasks,
-    table,
-    write_outcomes,
-)
+from raoe_train.evaluation.tasks import encode_tasks, evaluate_tasks, read_tasks, suite_tasks, table, write_outcomes
 from raoe_train.inputs import recorded
 from raoe_train.jobs.settings import EvaluateConfig
 from raoe_train.jobs.shared import check_paths, job, output_of, require

@@ -18,15 +18,7 @@ from raoe_kernels import refine_similarity
 from raoe_train.data.columns import NAMES
 from raoe_train.data.pairs import TEXTS, is_conditional, read_scored
 from raoe_train.data.rows import columns_in_order, row_table
-from raoe_train.data.sources import (
-    Texts,
-    columns_in,
-    is_benchmark_folder,
-    labels_of,
-    pool,
-    roles_in,
-    row_values,
-)
+from raoe_train.data.sources import Texts, columns_in, is_benchmark_folder, labels_of, pool, roles_in, row_values
 from raoe_train.encoders.embed import embedder, prompt_of, unit_rows
 from raoe_train.evaluation.retrieval import of_rows, read_passages, read_retrieval, relevant_pairs
 from raoe_train.evaluation.sts import of_pairs
